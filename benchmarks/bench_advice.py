@@ -4,7 +4,7 @@
 
 `examples/sharded_adam.py` trains 20 M parameters with Adam on two ranks over gloo. Each repetition records the job
 whose ranks all do the whole update, and predicts from that alone (`stashtrace analyze overlap_advice`); then the job
-runs untraced as it was, with the update sharded, and with torch's fused Adam, timed by its own clock. The order of
+runs untraced as it was, with the update sharded, and with torch's fused Adam, timed by its clock. The order of
 the three turns with the repetition. Judged are medians over repetitions, each of a run's median step without the first
 five. Writes results/advice.md and .json; exit code 1 if the measured step lies outside the prediction by more than
 the runs themselves differ.
@@ -53,7 +53,7 @@ def launched(folder: Path, steps: int, arguments: tuple[str, ...], *, traced: bo
 
 
 def step_ms(folder: Path) -> float:
-    """Median step of rank 0 by the job's own clock."""
+    """Median step of rank 0 by the job's clock."""
     lines = (folder / "truth" / "rank-0.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines][WARMUP_STEPS:]
     return statistics.median((row["end_ns"] - row["begin_ns"]) / 1e6 for row in rows)
@@ -91,8 +91,8 @@ def main() -> int:
                 folder = Path(room) / f"{number}-{name}"
                 launched(folder, options.steps, CONFIGURATIONS[name], traced=False)
                 steps[name].append(step_ms(folder))
-            told = "  ".join(f"{name} {times[-1]:.1f} ms" for name, times in steps.items())
-            print(f"repetition {number + 1}  recorded {recorded[-1]:.1f} ms  {told}", file=sys.stderr)
+            reported = "  ".join(f"{name} {times[-1]:.1f} ms" for name, times in steps.items())
+            print(f"repetition {number + 1}  recorded {recorded[-1]:.1f} ms  {reported}", file=sys.stderr)
     rows = [judged(name, steps, savings[name]) for name in ("split_reorder", "fuse")]
     quiet = recorded.index(min(recorded))
     for row in rows:

@@ -147,10 +147,10 @@ def main() -> int:
 
 def in_words(rows: list[dict[str, Any]], apart: float) -> str:
     """What the table says; ``apart`` is by how much recordings of one size differ."""
-    told, open_ = ([row for row in rows if row["tells_latency"] is known] for known in (True, False))
-    away = np.array([abs(row["error_ratio"]) for row in told])
+    reported, open_ = ([row for row in rows if row["tells_latency"] is known] for known in (True, False))
+    away = np.array([abs(row["error_ratio"]) for row in reported])
     return (
-        f"{len(told)} predictions from runs whose messages show what is latency: the middle of the interval is"
+        f"{len(reported)} predictions from runs whose messages show what is latency: the middle of the interval is"
         f" {np.median(away):.1%} off in the median, {away.max():.1%} at most. Of {len(open_)} from runs that leave it"
         f" open, whose intervals are wider, {sum(row['inside'] for row in open_)} hold the measured step. Recordings of"
         f" one size differ by up to {apart:.1%}."
@@ -175,13 +175,13 @@ def predictions(runs: dict[float, list[Path]]) -> tuple[list[dict[str, Any]], di
             trace, graph = graphs[folders[int(np.argmin(measured[cap]))]]
             change = Change.parse(f"bucket_mb={other:g}")
             buckets = gradient_buckets(trace, graph)
-            told = what_if(graph, [change], buckets=buckets)
-            low, high, real = told.low_ns / 1e6, told.high_ns / 1e6, min(measured[other])
+            reported = what_if(graph, [change], buckets=buckets)
+            low, high, real = reported.low_ns / 1e6, reported.high_ns / 1e6, min(measured[other])
             rows.append(
                 {
                     "from_mb": cap,
                     "to_mb": other,
-                    "from_ms": told.measured_ns / 1e6,
+                    "from_ms": reported.measured_ns / 1e6,
                     "low_ms": low,
                     "high_ms": high,
                     "measured_ms": real,

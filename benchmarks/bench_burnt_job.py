@@ -1,10 +1,11 @@
-"""What burnt CPU costs the job of the five steps by its own clock, untraced and traced, and why that varies.
+"""What burnt CPU costs the job of the five steps by its clock, untraced and traced, and why that varies.
 
     python benchmarks/bench_burnt_job.py [--repetitions 5] [--steps 60]
 
-Each rank of `tests/ground_truth/five_steps_job.py` has one processor. The job runs without and with CPU burnt for each
-sample, untraced and traced, with gloo's threads at the priority of the training thread and above it, by turns. `growth`
-is what its step grew by beyond what was burnt (the slower rank), as a share of that; `backward_ms` has the all-reduce.
+Each rank of `tests/ground_truth/five_steps_job.py` has one processor. The job runs alternately without and with CPU
+burnt for each sample, untraced and traced, with gloo's threads at the priority of the training thread and above it.
+`growth` is what its step grew by beyond what was burnt (the slower rank), as a share of that; `backward_ms` has the
+all-reduce.
 """
 
 # SPDX-License-Identifier: Apache-2.0

@@ -21,8 +21,8 @@ import harness
 
 def build(folder: Path) -> Path:
     """Configure and compile the native benchmark; kept between runs."""
-    beside = str(Path(sys.executable).parent)
-    cmake, ninja = (shutil.which(n) or shutil.which(n, path=beside) or n for n in ("cmake", "ninja"))
+    bin_folder = str(Path(sys.executable).parent)
+    cmake, ninja = (shutil.which(n) or shutil.which(n, path=bin_folder) or n for n in ("cmake", "ninja"))
     configure = [
         cmake,
         "-G",

@@ -68,7 +68,7 @@ PAGE = """\
 # Who and why: injected faults and what the tables name
 
 Real jobs of two to four gloo ranks (`benchmarks/fault_job.py`). One rank is kept by one kind of fault; by the ranks'
-own clocks (`time.perf_counter_ns`) it comes later than all others by at least 5 % of the step, averaged over the steps,
+clocks (`time.perf_counter_ns`) it comes later than all others by at least 5 % of the step, averaged over the steps,
 and in a faulty step by three times the spread of a step of the same loop without the fault (1.4826 times the median
 absolute deviation; the quieter one of two recordings). Ranks and causes are ordered by the straggler time that they
 caused (`straggler_causes`, divided by the causes of `late`) over the steps after the warm-up. Bar: the right rank with
@@ -196,8 +196,8 @@ def named(trace: Trace) -> list[tuple[int, str, float]]:
     for row in late.rows():
         parts[row["late_rank"], row["cause_kind"]] += row["total_wait_ns"]
         of_rank[row["late_rank"]] += row["total_wait_ns"]
-    told = [(rank, kind, stall[rank] * ns / of_rank[rank]) for (rank, kind), ns in parts.items() if of_rank[rank]]
-    return sorted(told, key=lambda row: -row[2])
+    reported = [(rank, kind, stall[rank] * ns / of_rank[rank]) for (rank, kind), ns in parts.items() if of_rank[rank]]
+    return sorted(reported, key=lambda row: -row[2])
 
 
 def findings(trace: Trace) -> list[tuple[int, str]] | None:
@@ -213,9 +213,9 @@ def findings(trace: Trace) -> list[tuple[int, str]] | None:
 def judge_fault(name: str, config: Config, folder: Path) -> dict[str, Any]:
     """A row of the table of faults."""
     trace, clock = loaded(folder), clocks(folder, config)
-    told = named(trace)
+    reported = named(trace)
     wanted = (config.rank, CAUSES[config.kind])
-    places = [at for at, (rank, kind, _) in enumerate(told) if (rank, kind) == wanted]
+    places = [at for at, (rank, kind, _) in enumerate(reported) if (rank, kind) == wanted]
     hit = np.array([faulty(config, step) for step in clock.step.tolist()])
     behind = clock.behind_ns(config.rank)
     # What workers make late comes in bursts: no step is the typical one.
@@ -228,8 +228,8 @@ def judge_fault(name: str, config: Config, folder: Path) -> dict[str, Any]:
         "step_ms": float(clock.step_ns.mean()) / 1e6,
         "late_ms": late_ns / 1e6,
         "place": places[0] + 1 if places else 0,
-        "rank_first": bool(told) and told[0][0] == config.rank,
-        "named": [(rank, kind, ns / len(clock.step) / 1e6) for rank, kind, ns in told[:3]],
+        "rank_first": bool(reported) and reported[0][0] == config.rank,
+        "named": [(rank, kind, ns / len(clock.step) / 1e6) for rank, kind, ns in reported[:3]],
         "findings_place": None if said is None else said.index(wanted) + 1 if wanted in said else 0,
     }
 
@@ -242,10 +242,10 @@ def judge_quiet(name: str, config: Config, folder: Path) -> dict[str, Any]:
     waits = clock.waits_ns()
     causes = analyze(trace, "straggler_causes")
     causes = causes.take((causes["step"] >= WARMUP_STEPS) & (causes["cause_rank"] >= 0))
-    told: Counter[tuple[int, int]] = Counter()
+    reported: Counter[tuple[int, int]] = Counter()
     for row in causes.rows():
-        told[row["rank"], row["cause_rank"]] += row["stall_ns"] / len(clock.step)
-    for pair, ns in told.items():
+        reported[row["rank"], row["cause_rank"]] += row["stall_ns"] / len(clock.step)
+    for pair, ns in reported.items():
         claims += 1
         if abs(ns - waits[pair]) > _AGREES_RATIO * max(ns, waits[pair]) + _AGREES_NS:
             by_clock = f"by the clocks {waits[pair] / 1e6:.1f}"
@@ -258,7 +258,7 @@ def judge_quiet(name: str, config: Config, folder: Path) -> dict[str, Any]:
             odds = config.ranks * chance(times, of, config.ranks)
             if odds >= 0.01:
                 alarms.append(f"rank {row['rank']} is late {row['verdict']}, by the clocks in {times} of {of} steps")
-    whole = sum(told.values())
+    whole = sum(reported.values())
     for rank, kind, ns in named(trace):
         if whole and ns / len(clock.step) >= _NAMED_RATIO * whole:
             claims += 1
@@ -418,8 +418,8 @@ def write(rows: list[dict[str, Any]], quiet_rows: list[dict[str, Any]], small: l
         figures["findings_first_two_count"] = sum(0 < row["findings_place"] <= 2 for row in rows)
     for row in (*rows, *quiet_rows):
         row["config"].pop("file")
-    told = {"figures": figures, "faults": rows, "quiet": quiet_rows}
-    path = harness.write_result("faults", told, command=command, modules=("numpy", "torch"), folder=out)
+    reported = {"figures": figures, "faults": rows, "quiet": quiet_rows}
+    path = harness.write_result("faults", reported, command=command, modules=("numpy", "torch"), folder=out)
     text = PAGE.format(
         bar=FIRST_BAR,
         **harness.page_facts(path),

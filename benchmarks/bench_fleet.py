@@ -3,7 +3,7 @@
     python benchmarks/bench_fleet.py [--ranks 16 128 1024] [--spans 20000] [--repeats 3]
 
 For each number of ranks: seconds and peak memory of ``stashtrace analyze stalls --by rank`` over the whole store, in a
-process of its own, seconds per rank, and once what writing the store took. Bar for 1,024 ranks of 20,000 spans on two
+separate process, seconds per rank, and once what writing the store took. Bar for 1,024 ranks of 20,000 spans on two
 cores: 60 s and 8 GB (goal 20 s and 4 GB); cost per rank flat within 20 %. The first figures are in a store whose
 files were just written, so they come from the page cache.
 """

@@ -134,7 +134,7 @@ def run(folder: Path, out: Path) -> int:
         equal, strict = (checked(first, second, condition) for condition in (DEFAULT_CONDITION, "step+0%"))
         found = checked(first, slow, DEFAULT_CONDITION)
         pairs.append((steps(first), steps(second)))
-        rows.append({"name": name, "equal": told(equal), "equal_0": told(strict), "slow": told(found)})
+        rows.append({"name": name, "equal": kept(equal), "equal_0": kept(strict), "slow": kept(found)})
         print(f"{name}: equal {rows[-1]['equal']['verdict']}, slower {rows[-1]['slow']['verdict']}", flush=True)
     worse = sum(row["equal"]["verdict"] == "worse" for row in rows)
     seen = sum(row["slow"]["verdict"] == "worse" for row in rows)
@@ -143,7 +143,7 @@ def run(folder: Path, out: Path) -> int:
     return int(worse > WORSE_AT_MOST or seen < FOUND_AT_LEAST)
 
 
-def told(answer: dict[str, Any]) -> dict[str, Any]:
+def kept(answer: dict[str, Any]) -> dict[str, Any]:
     """What a row keeps of an answer."""
     (one,) = answer["conditions"]
     step_ns = answer["kinds"][0]["before_ns"]

@@ -2,7 +2,7 @@
 
     python benchmarks/bench_graph.py ../shared/corpus/kineto/one_rank_of_many/df_index_rank1_of_2.json.gz --times 1 25
 
-Each size runs in a process of its own, on one core; seconds are medians of ``--runs``, memory is the largest that the
+Each size runs in a separate process, on one core; seconds are medians of ``--runs``, memory is the largest that the
 process had, less what it had with the trace loaded.
 """
 

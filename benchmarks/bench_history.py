@@ -3,12 +3,12 @@
     python benchmarks/bench_history.py [--runs 1000 10000] [--repeats 3] [--nulls 100] [--folder DIR]
 
 Made-up runs of 8 ranks on 200 hosts by 100 jobs, some 40 at a time on one file system. For each number of runs, in a
-process of its own: seconds, CPU seconds and peak memory of reading all files and of each question, files in the page
+separate process: seconds, CPU seconds and peak memory of reading all files and of each question, files in the page
 cache. Bar for 10,000 runs on two cores: 10 s and 1 GB for reading and all questions.
 
 Then, over fleets of 60 runs with other seeds: how often the planted host, commit and writer are found alone, and, where
-nothing was planted but lateness by turns, steps that vary and a rank that is late wherever it runs, how often anything
-is named.
+nothing was planted but lateness of alternating ranks, steps that vary and a rank that is late wherever it runs, how
+often anything is named.
 """
 
 # SPDX-License-Identifier: Apache-2.0

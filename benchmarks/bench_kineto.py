@@ -1,7 +1,7 @@
 """Kineto import, breakdown and overlap of GPUs compared with Holistic Trace Analysis, on the same file in one run.
 
 Run ``python benchmarks/bench_kineto.py FILE... --hta PYTHON`` where PYTHON is an interpreter that has
-HolisticTraceAnalysis (a virtual environment of its own: it brings pandas and Jupyter). Each repetition is a fresh
+HolisticTraceAnalysis (a separate virtual environment: it brings pandas and Jupyter). Each repetition is a fresh
 process bound to one core, ours and theirs in turn; CPU seconds and peak memory are those of the whole process,
 interpreter and imports included. Without files, ``df_index_rank1_of_2.json.gz`` of the corpus next to the checkout,
 once as it is and once with its events repeated ``--times`` times.
@@ -60,15 +60,15 @@ def run(python: str, code: str, *arguments: str) -> dict[str, Any]:
         preexec_fn=lambda: os.sched_setaffinity(0, {core}),
     )
     assert child.stdout is not None
-    told = child.stdout.read().decode().strip().splitlines()
+    reported = child.stdout.read().decode().strip().splitlines()
     _, status, used = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode or not told:
+    if child.returncode or not reported:
         raise SystemExit(f"{python} failed with {child.returncode} on {arguments[0]}")
     return {
         "cpu_s": used.ru_utime + used.ru_stime,
         "peak_bytes": used.ru_maxrss * 1024,
-        "told": [float(x) for x in told[-1].split()],
+        "told": [float(x) for x in reported[-1].split()],
     }
 
 

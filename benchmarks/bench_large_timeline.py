@@ -10,7 +10,7 @@ for a while:
     burst      the calls of half a minute, in a run of years: all in one time bin
     training   two ranks, a sixth of the calls of their workers blocked, 70,000 steps and more
 
-Each is measured in a process of its own. Takes ten minutes.
+Each is measured in a separate process. Takes ten minutes.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -174,7 +174,7 @@ def measure(folder: Path, what: str) -> dict[str, float]:
 
 
 def apart(folder: Path, what: str) -> dict[str, float]:
-    """The same in a process of its own."""
+    """The same in a separate process."""
     command = [sys.executable, __file__, "--measure", what, str(folder)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])

@@ -38,7 +38,7 @@ JOBS = harness.ROOT / "benchmarks" / "lines"
 SETS = ("first", "second")
 _BARS = {"right": 19, "amount": 18}
 _OF_JOBS = 20
-#: The job's own clock and the recorder's read at different places of a call.
+#: The job's clock and the recorder's read at different places of a call.
 _SLACK_RATIO = 0.05
 #: No constant was chosen on these jobs, and the score that counts is the first one.
 FIRST_RUN = (

@@ -66,10 +66,10 @@ def main() -> int:
         "slow_step_s": harness.summary([row["line_s"] for row in planted if row["line_s"] is not None]),
         "other_slow_steps": others,
     }
-    told = all(row["line_s"] is not None and row["line_s"] <= SLOW_LIMIT_S for row in planted)
+    reported = all(row["line_s"] is not None and row["line_s"] <= SLOW_LIMIT_S for row in planted)
     command = "python benchmarks/bench_live_lines.py"
     print(harness.write_result("live_lines", figures, command=command, modules=("torch", "numpy"), folder=options.out))
-    return 0 if told and not others and all(row["right"] for row in hangs) else 1
+    return 0 if reported and not others and all(row["right"] for row in hangs) else 1
 
 
 def hang(scene: str, at_step: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
     python benchmarks/bench_many_ranks.py [--ranks 64 256 1024] [--store-ranks 1024] [--steps 50] [--repeats 3]
 
-For each number of ranks a made-up run is written, and ``stashtrace summary`` is run in a process of its own: seconds
+For each number of ranks a made-up run is written, and ``stashtrace summary`` is run in a separate process: seconds
 with all imports, seconds of CPU, peak memory. For ``--store-ranks`` the run is exported first and the summary reads the
 store. Bar for 1,024 ranks of 50 steps from files: 8 s and 600 MB, goal 5 s; for 10,240 ranks from a store on two
 cores: 60 s and 4 GB. One rank is late in every step; a summary that does not say so, and by how much, is not a result.
@@ -125,8 +125,8 @@ def page(rows: list[dict[str, Any]], command: str, steps: int) -> str:
         [
             "# The summary of many ranks",
             "",
-            f"`stashtrace summary` of a made-up run of {steps} steps, two loader workers a rank, in a process of its",
-            "own. Seconds hold the start of Python and all imports.",
+            f"`stashtrace summary` of a made-up run of {steps} steps, two loader workers a rank, in a separate",
+            "process. Seconds hold the start of Python and all imports.",
             "",
             "| ranks | from | s (median) | s (least) | CPU s | ms a rank | peak MB |",
             "|---:|---|---:|---:|---:|---:|---:|",

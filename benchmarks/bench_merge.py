@@ -1,8 +1,8 @@
 """Events per second and peak memory of the merge: pack, load, attribute, write the timeline; and bytes per I/O call.
 
 Run ``python benchmarks/bench_merge.py`` (a few minutes) or with ``--calls 50000000 --repeats 1 --name merge_50m`` for
-the memory figure (needs 6 GB of disk). Each repetition writes a fresh synthetic run and measures it in a process of
-its own that is bound to one core; rates are per CPU second of that process, so a busy neighbour does not enter.
+the memory figure (needs 6 GB of disk). Each repetition writes a fresh synthetic run and measures it in a separate
+process that is bound to one core; rates are per CPU second of that process, so a busy neighbour does not enter.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -102,7 +102,7 @@ def _size(directory: str) -> int:
 
 
 def repeat(calls: int, folder: Path) -> dict[str, float]:
-    """One fresh run, merged in a process of its own."""
+    """One fresh run, merged in a separate process."""
     run = folder / "run"
     shutil.rmtree(run, ignore_errors=True)
     environment = {

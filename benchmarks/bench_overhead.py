@@ -6,7 +6,7 @@ Three answers, because on a shared machine the first one alone says little. (1) 
 CPU time and the wall time of the training loop, per pair, with a bootstrap interval over pairs; the order inside a
 pair alternates. (2) What starting costs, once per job: the same pairs with one step only, in CPU seconds. A job of
 seconds would show little else in its ratio, a job of hours would not see it. (3) The tracer's CPU time as the
-run itself recorded it (its threads by the kernel's clock, its probes by their own, records of hooks x the cost of
+run itself recorded it (its threads by the kernel's clock, its probes by their clock, records of hooks x the cost of
 one), in percent of the job's CPU time.
 """
 

@@ -7,7 +7,7 @@ varies more. Here a step does next to nothing (one small layer, ten rows of memo
 the probes. Of every hundred steps the CPU time is taken; the least of them is what the code costs, undisturbed. Traced
 less untraced, in pairs whose order alternates:
 
-    alone        one process that makes its own batches: loader, forward, backward, optimizer, batch wait
+    alone        one process that makes its batches: loader, forward, backward, optimizer, batch wait
     two ranks    DistributedDataParallel over gloo, one bucket: the same, an all-reduce and the thread that ends it
 """
 

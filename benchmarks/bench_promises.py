@@ -1,4 +1,4 @@
-"""Does a job become as much faster as its first cause promises? The cause is removed for real, and both are measured.
+"""Does a job become faster by what its first cause promises? The cause is removed for real, and both are measured.
 
     python benchmarks/bench_promises.py [--only NAME ...] [--jobs 20] [--pairs 3] [--keep FOLDER] [--write]
 

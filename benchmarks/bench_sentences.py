@@ -2,7 +2,7 @@
 
     python benchmarks/bench_sentences.py [--only NAME ...] [--traces FOLDER] [--texts FOLDER] [--write]
 
-A job's facts come from its own clock of the same run, a foreign trace's from plain arithmetic on its raw files. Each
+A job's facts come from its clock of the same run, a foreign trace's from plain arithmetic on its raw files. Each
 row of findings is a claim (kind, ranks, amount, cause, advice): true, true within its bounds, or false; rows that
 nothing but the recording knows (own cost, stolen time, hidden communication) are left out. Bar: no false claim, and the
 largest true stall is the first verdict in 58 of 60. --write puts results/sentences.md and

@@ -148,7 +148,7 @@ def main() -> int:
         "",
         '`stashtrace analyze slowdown`, and what the authors of "Understanding Stragglers in Large Model Training',
         'Using What-if Analysis" publish of the same traces (ByteDance-Seed/StragglerAnalysis): AR, 64 GPUs, one',
-        "worker slowed on purpose, and SE, 128 GPUs, uneven sequence lengths. Their figures are those of their own",
+        "worker slowed on purpose, and SE, 128 GPUs, uneven sequence lengths. Their figures are those of their",
         "simulator, in which messages overlap whatever a rank computes; the last two rows of each table are ours with",
         "that taken over.",
         "",

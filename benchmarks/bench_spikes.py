@@ -37,7 +37,7 @@ from stashtrace.schema.table import Table
 
 Floats = npt.NDArray[np.float64]
 MS = 1_000_000
-#: Mean and noise of each kind of a rank's own time, and of the transfer that all ranks have, in ms.
+#: Mean and noise of each kind of a rank's time, and of the transfer that all ranks have, in ms.
 WORK = {"compute": (100.0, 1.0), "prep": (2.0, 0.5), "fetch": (0.2, 0.3), "python": (5.0, 0.3), "other": (1.0, 0.2)}
 LINK = (10.0, 0.5)
 #: Kinds that extra time is planted in; of compute apart, where the size of each batch is known.
@@ -76,13 +76,13 @@ class Job:
     barred: bool = True
 
 
-def alike(sigma: float) -> Callable[[np.random.Generator, int, int], Floats]:
+def same_lengths(sigma: float) -> Callable[[np.random.Generator, int, int], Floats]:
     """Lengths of a log-normal distribution, the same on all ranks of a step."""
     return lambda draw, steps, ranks: np.repeat(draw.lognormal(0, sigma, (steps, 1)), ranks, axis=1)
 
 
 def apart(sigma: float) -> Callable[[np.random.Generator, int, int], Floats]:
-    """Lengths of a log-normal distribution, of each rank its own."""
+    """Lengths of a log-normal distribution, other ones for each rank."""
     return lambda draw, steps, ranks: draw.lognormal(0, sigma, (steps, ranks))
 
 
@@ -98,8 +98,8 @@ JOBS = (
     Job("log-normal noise", "noise with a heavy tail: log-normal, sigma 0.8", noise="lognormal"),
     Job("lasting", "noise that lasts: each step keeps 0.95 of it", noise="lasting"),
     Job("quiet", "noise a hundredth of the usual", noise_scale=0.01),
-    Job("lengths alike", "sequence lengths log-normal, sigma 0.4, the same on all ranks", data=alike(0.4)),
-    Job("lengths apart", "sequence lengths log-normal, sigma 0.4, of each rank its own", data=apart(0.4)),
+    Job("lengths alike", "sequence lengths log-normal, sigma 0.4, the same on all ranks", data=same_lengths(0.4)),
+    Job("lengths apart", "sequence lengths log-normal, sigma 0.4, other lengths on each rank", data=apart(0.4)),
     Job("lengths wide", "the same with sigma 0.8", data=apart(0.8)),
     Job("lengths two", "two sequence lengths: 10 % of the batches of a rank are 3 times as long", data=two(0.1, 3.0)),
     Job("lengths rare", "1 % of the batches of a rank are 3 times as long", data=two(0.01, 3.0)),
@@ -207,8 +207,8 @@ def made(job: Job, steps: int, seed: int, *, noisy: bool = True) -> Made:
         work["checkpoint"] = np.zeros((steps, job.ranks))
         saving = place % job.saves == job.saves - 1
         work["checkpoint"][saving, 0] = 300.0 * (1 + 0.2 * planned.uniform(-1, 1, np.count_nonzero(saving)))
-    told = {"tokens": np.round(1000 * data), "samples": np.full(data.shape, 8.0)}
-    return Made(work, link, step_kind, told.get(job.sizes))
+    reported = {"tokens": np.round(1000 * data), "samples": np.full(data.shape, 8.0)}
+    return Made(work, link, step_kind, reported.get(job.sizes))
 
 
 def noise_width(job: Job, steps: int, seed: int) -> Floats:
@@ -284,16 +284,16 @@ def found_shares(job: Job, steps: int, seeds: range, widths: float, kinds: tuple
 
 def judged(job: Job, steps: int, seeds: range) -> dict[str, Any]:
     """All figures of a job."""
-    begin, told, steps_count = time.perf_counter(), 0, 0
+    begin, reported, steps_count = time.perf_counter(), 0, 0
     for seed in seeds:
-        told += len(alarms(searched(made(job, steps, seed))))
+        reported += len(alarms(searched(made(job, steps, seed))))
         steps_count += steps
     row: dict[str, Any] = {
         "about": job.about,
         "barred": job.barred,
         "steps_count": steps_count,
-        "false_count": told,
-        "false_per_10000": 1e4 * told / steps_count,
+        "false_count": reported,
+        "false_per_10000": 1e4 * reported / steps_count,
         "us_per_step": 1e6 * (time.perf_counter() - begin) / steps_count,
         "noise_width_ms": float(np.mean([noise_width(job, steps, seed) for seed in seeds])),
     }

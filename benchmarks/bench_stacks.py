@@ -2,8 +2,8 @@
 
     python benchmarks/bench_stacks.py [--repeats 3]
 
-A process computes 40 frames deep in steps of 20 ms, for 8 s, recorded with no samples, 50 and 1,000 a second, by turns.
-The CPU clock of the sampling thread (``/proc/self/task``) is read before and after. For comparison a thread
+A process computes 40 frames deep in steps of 20 ms, for 8 s, recorded alternately with no samples, 50 and 1,000 a
+second. The CPU clock of the sampling thread (``/proc/self/task``) is read before and after. For comparison a thread
 only sleeps, as often as one that samples: what is left is the sample. Bars: 20 us a sample, 0.1 % of a CPU at 50 Hz.
 Writes results/stacks.json.
 """
@@ -91,9 +91,9 @@ def recorded(hz: int) -> dict[str, float]:
             text=True,
             check=True,
         )
-        told: dict[str, float] = json.loads(done.stdout.splitlines()[0])
+        reported: dict[str, float] = json.loads(done.stdout.splitlines()[0])
         size = sum(path.stat().st_size for path in run.glob("*.stash"))
-        return {**told, "samples": len(stashtrace.load(run).stack_samples), "bytes": size}
+        return {**reported, "samples": len(stashtrace.load(run).stack_samples), "bytes": size}
 
 
 def job() -> None:

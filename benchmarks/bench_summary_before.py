@@ -3,7 +3,7 @@
     python benchmarks/bench_summary_before.py [--reference COMMIT] [--checkout DIR] [--ranks 64 256] [--runs DIR ...]
         [--repeats 5]
 
-The earlier code runs in a git worktree of its own, with native code built there; ``--checkout`` takes one that is built
+The earlier code runs in a separate git worktree, with native code built there; ``--checkout`` takes one that is built
 already. Without ``--reference`` it is the newest tag, else the commit of the last result. Made-up runs are written by
 this code; ``--runs`` adds recorded ones, and files that load. Both codes take turns, the one that begins changes, and
 the ratio is that of each pair: a machine that does other work slows both down. The bar: a summary takes no more than
@@ -89,7 +89,7 @@ def last_release() -> str:
 
 @contextlib.contextmanager
 def built(commit: str) -> Iterator[Path]:
-    """Give a worktree of a commit with its native code: this checkout's if that has the same sources, else its own."""
+    """Give a worktree of a commit with its native code: this checkout's if its sources are the same, else a new one."""
     git = ["git", "-C", str(harness.ROOT)]
     with tempfile.TemporaryDirectory(prefix="stashtrace-reference-") as name:
         place = Path(name) / "reference"

@@ -3,10 +3,11 @@
     python benchmarks/bench_tune.py [--job NAME ...] [--runs DIR] [--out DIR]
 
 The jobs (`tuned_job.py`) have one rank; but for `threads`, it sleeps as if a device computed. The optimum is the best
-of a grid of settings, which are recorded by turns. The job is tuned; then the job with what was kept, with the optimum
-and as it was are recorded by turns. Bars: the tuned step is at most 10 % longer than that with the optimum, the plant
-makes the step at least 1.3 times the optimum, and of the balanced job nothing is kept. Writes results/tune.json, or
-into another folder, where rows of other jobs by the same commit stay; exit code 1 if a bar is missed.
+of a grid of settings, which are recorded alternately. The job is tuned; then the job with what was kept, with the
+optimum and as it was are recorded alternately. Bars: the tuned step is at most 10 % longer than that with the optimum,
+the plant makes the step at least 1.3 times the optimum, and of the balanced job nothing is kept. Writes
+results/tune.json, or into another folder, where rows of other jobs by the same commit stay; exit code 1 if a bar is
+missed.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -79,12 +80,12 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     command = [sys.executable, str(JOB), name]
     (folder / "compared").mkdir(parents=True)
     job = TunedJob(command, folder / "compared", until_step=STEPS, load=partial(read_runs, quiet=True))
-    by_setting = by_turns(job, grid, GRID_ROUNDS)
+    by_setting = alternated(job, grid, GRID_ROUNDS)
     optimum = grid[min(range(len(grid)), key=lambda number: sum(by_setting[number]))]
     words = ["tune", "--until-step", str(STEPS), "--format", "json", "-o", str(folder / "tuning")]
     tuning = [sys.executable, "-m", "stashtrace", *words, "--", *command]
     tuned = json.loads(subprocess.run(tuning, stdout=subprocess.PIPE, check=True).stdout)
-    kept_ms, optimum_ms, before_ms = by_turns(job, [tuned["settings"], optimum, {}], ROUNDS)
+    kept_ms, optimum_ms, before_ms = alternated(job, [tuned["settings"], optimum, {}], ROUNDS)
     for variable in given:
         del os.environ[variable]
     ratio, plant = sum(kept_ms) / sum(optimum_ms), sum(before_ms) / sum(optimum_ms)
@@ -112,7 +113,7 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def by_turns(job: TunedJob, settings: list[Settings], rounds: int) -> list[list[float]]:
+def alternated(job: TunedJob, settings: list[Settings], rounds: int) -> list[list[float]]:
     """Record a job with each of several settings in turn; return the mean steps in ms, by setting."""
     steps: list[list[float]] = [[] for _ in settings]
     for number in range(rounds):

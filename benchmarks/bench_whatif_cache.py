@@ -3,7 +3,7 @@
     python benchmarks/bench_whatif_cache.py [--repetitions 3] [--workers 1 2] [--data DIR]
 
 Each repetition records one epoch with half of the files in the page cache (the rest evicted, checked by mincore),
-forecasts the step at other shares, and runs an epoch at each, untraced and timed by the script's own clock. Judged are
+forecasts the step at other shares, and runs an epoch at each, untraced and timed by the script's clock. Judged are
 medians over the interleaved repetitions. Then several epochs in a memory cgroup, where the kernel chooses what stays:
 the step must lie between the forecasts of `minio` and `lru`. Exit code 1 if a figure is off by more than 10 %.
 """
@@ -59,7 +59,7 @@ def main() -> int:
                     run = measured(folder, out / str(share), workers, share, number, inputs)
                     runs.setdefault((workers, share), []).append(run)
                     head = f"repetition {number + 1}  {workers} workers  {share:.0%} cached"
-                    print(f"{head}  {told(run)}", file=sys.stderr)
+                    print(f"{head}  {progress_line(run)}", file=sys.stderr)
         for workers in options.workers:
             try:
                 limited.append(in_cgroup(folder, Path(name) / f"limited-{workers}", workers))
@@ -150,7 +150,7 @@ def in_cgroup(folder: Path, out: Path, workers: int) -> dict[str, Any]:
     }
 
 
-def told(run: dict[str, float]) -> str:
+def progress_line(run: dict[str, float]) -> str:
     """One line while it runs."""
     at = {name: run[name] / 1e6 for name in ("real", "forecast", "recorded", "replayed")}
     return "  ".join(f"{name} {value:.1f} ms" for name, value in at.items())

@@ -3,7 +3,7 @@
     python benchmarks/ground_truth.py [--runs 5] [--only NAME ...]
 
 Writes results/ground_truth.md and .json. The faults are real (disk limit, CPU, sleep, shaped link, large checkpoint);
-truth is the example's own clock in the same run. Exit code 1 if a median is outside the tolerance.
+truth is the example's clock in the same run. Exit code 1 if a median is outside the tolerance.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -30,9 +30,9 @@ OTHER_PERCENT = 2.0
 SHOWN_PERCENT = 1.0
 
 PAGE = """\
-# Ground truth: the script's own clock and stashtrace
+# Ground truth: the script's clock and stashtrace
 
-Each scenario slows the example down in one real way; truth is the script's own clock in the same run
+Each scenario slows the example down in one real way; truth is the script's clock in the same run
 (`examples/plain_clock.py`), applied to the definitions of `docs/concepts/stalls.md`. Figures are ms per step, medians
 over interleaved runs; the difference is in percent of the step, with the extremes of the runs. The kind that the fault
 makes is **bold**. Bar: every kind within {tolerance:g} % of the step, `other` never more than {other:g} % above the

@@ -56,8 +56,8 @@ PARTS = {
     "jobs": Part("answers about jobs at random", 6, "jobs"),
     "recorded": Part("every command about real jobs and files of profilers", 40, "recorded"),
     "programs": Part("real programs by output, exit code and files", 3, "programs"),
-    "cpython": Part("CPython's own tests by their outcomes", 20, "suites", "cpython", side_by_side=True),
-    "packages": Part("numpy's and pyarrow's own tests by their outcomes", 25, "suites", "packages", side_by_side=True),
+    "cpython": Part("CPython's tests by their outcomes", 20, "suites", "cpython", side_by_side=True),
+    "packages": Part("numpy's and pyarrow's tests by their outcomes", 25, "suites", "packages", side_by_side=True),
 }
 KEPT = harness.ROOT / "build/trust"
 PROGRAMS = {

@@ -33,7 +33,7 @@ settings.register_profile("explore", derandomize=False, deadline=None, database=
 settings.load_profile("fixed")
 
 # A runner in the background of a shell, or under nohup, inherits these as ignored and would hand that on to every
-# job that a test starts. An ignored SIGINT also keeps Python from setting its own handler.
+# job that a test starts. An ignored SIGINT also keeps Python from setting its handler.
 for _number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, signal.SIG_DFL)

@@ -2,7 +2,7 @@
 
     jobs (run, each rank with a stopwatch) or foreign (made-up traces) -> truth -> judge -> a page
 
-``scripts`` are programs of their own and know nothing of stashtrace. The words that are accepted for a cause are those
+``scripts`` are separate programs and know nothing of stashtrace. The words that are accepted for a cause are those
 of the field, not those of the summary: see ``words``.
 """
 # SPDX-License-Identifier: Apache-2.0

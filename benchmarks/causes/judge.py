@@ -23,8 +23,8 @@ AMOUNT_RATIO = 0.15
 WIDE_RATIO = 1.5
 #: A wait below this part of the step, or this long, is the noise of a busy machine: naming a rank for it is no blame.
 NOISE_RATIO, NOISE_MS = 0.05, 3.0
-#: Beside a planted cause, smaller waits are beside the point.
-BESIDE_RATIO = 0.1
+#: Next to a planted cause, smaller waits do not matter.
+MATTERS_RATIO = 0.1
 #: The stopwatches agree with a blame if they see at least this part of the waiting behind that rank.
 SEEN_RATIO = 0.5
 
@@ -311,7 +311,7 @@ def _false_sentences(text: str, plan: Plan) -> list[tuple[str, str]]:
 def _false_blames(found: list[Verdict], plan: Plan, truth: Truth) -> list[tuple[str, str]]:
     """Return the heads that blame a rank which did nothing."""
     culprits = {rank for cause in plan.causes for rank in cause.ranks}
-    noise = max(_noise_ms(truth), BESIDE_RATIO * truth.step_ms if plan.causes else 0.0)
+    noise = max(_noise_ms(truth), MATTERS_RATIO * truth.step_ms if plan.causes else 0.0)
     result = []
     for verdict in found:
         who = (blamed(verdict.head, truth.ranks_count) or set()) - culprits

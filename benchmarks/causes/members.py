@@ -31,7 +31,7 @@ class Job:
     restarts : int
         How often torchrun starts the ranks again when one of them fails.
     needs : str
-        Module that the script imports beside torch and numpy: a job that can be left out.
+        Module that the script imports in addition to torch and numpy: a job that can be left out.
     """
 
     name: str
@@ -407,7 +407,7 @@ JOBS = (
         "--workers 1 --sample-ms 0.2 --slow 0:15",
         loading(0),
     ),
-    # Collectives beside those of DDP.
+    # Collectives in addition to those of DDP.
     Job(
         "extra_barrier",
         "DDP and a barrier of its own; rank 1 is late for the all-reduce",

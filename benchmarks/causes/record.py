@@ -19,7 +19,7 @@ LAUNCHER = ROOT / "tests" / "ground_truth" / "launch_ranks.py"
 #: Longer than any job takes on a busy machine; a job that takes longer is a failure of its member.
 PATIENCE_S = 400
 _POLL_S = 0.1
-#: Names a Python with torch and the packages that some jobs need beside it.
+#: Names a Python with torch and the packages that some jobs need in addition to it.
 VARIABLE = "STASHTRACE_CAUSES_PYTHON"
 
 
@@ -68,7 +68,7 @@ def run(job: Job, folder: Path) -> Path:
 
 
 def _execute(command: list[str], folder: Path, job: Job) -> int:
-    """Run a command in a session of its own, and kill it or its ranks where the job says so."""
+    """Run a command in a separate session, and kill it or its ranks where the job says so."""
     with open(folder / "log.txt", "wb") as output:
         process = subprocess.Popen(
             command,

@@ -3,7 +3,7 @@
     python benchmarks/gpu/bench_calls.py [--rounds 7] [--out FOLDER]
 
 The same loops run in an untraced and a traced process, in turn; the figure is nanoseconds added per call and its ratio.
-Host time only: the loops wait for the device after each block of calls, outside the clock. The result is written anew
+Host time only: the loops wait for the device after each block of calls, outside the clock. The result is written again
 after each pair, so an interrupted series (exit code 130) leaves those that were whole.
 """
 
@@ -58,7 +58,7 @@ def measure() -> dict[str, float]:
 
 
 def run(traced: bool) -> dict[str, float]:
-    """The loops in a process of their own."""
+    """The loops in a separate process."""
     with tempfile.TemporaryDirectory(prefix="stashtrace-gpu-") as folder:
         command = [sys.executable, __file__, "--measure", f"{folder}/times.json"]
         if traced:

@@ -1,11 +1,11 @@
-"""What tracing costs a training step on a GPU, beside torch.profiler on the same job.
+"""What tracing costs a training step on a GPU, compared with torch.profiler on the same job.
 
     python benchmarks/gpu/bench_training.py [--rounds 5] [--models resnet gpt] [--variants default] [--out FOLDER]
 
 Each round runs every variant once, in changing order: untraced, stashtrace as it is by default, the same without device
 events, deep mode (every kernel, of all steps), and torch.profiler. The figure is the ratio of the median block of a
 variant to that of the untraced run of its round; the bar for the default mode is 1.01, the goal 1.003. The result of a
-model is written anew after each round, so an interrupted series (exit code 130) leaves the rounds that were whole.
+model is written again after each round, so an interrupted series (exit code 130) leaves the rounds that were whole.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -90,8 +90,8 @@ def measure(model: str, variants: list[str], options: argparse.Namespace) -> Non
                 own[variant] = run(model, variant, Path(folder), options)
         for variant in variants:
             seconds[variant].append(own[variant])
-        told = "  ".join(f"{v} {own[v] * 1e3:.2f} ms" for v in variants)
-        print(f"{model} round {number + 1}/{options.rounds}: {told}", file=sys.stderr, flush=True)
+        reported = "  ".join(f"{v} {own[v] * 1e3:.2f} ms" for v in variants)
+        print(f"{model} round {number + 1}/{options.rounds}: {reported}", file=sys.stderr, flush=True)
         write(model, seconds, options)
 
 

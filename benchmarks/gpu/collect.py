@@ -4,9 +4,9 @@
                                      [--parts probe ask build job nccl contract gpu calls training]
                                      [--variants default kernels]
 
-Each part runs in processes of its own. One that outlasts its share of the limit is interrupted (SIGINT), so that it can
+Each part runs in separate processes. One that outlasts its share of the limit is interrupted (SIGINT), so that it can
 write what it has, and killed if it does not end within seconds; so it is when this command is interrupted or
-terminated. ``--out`` (else ``$OUT``) gets few small files, written anew every few seconds:
+terminated. ``--out`` (else ``$OUT``) gets few small files, rewritten every few seconds:
 
     result.json     machine, versions, command, date; per part: status, seconds, counts, reasons for what was skipped
     probe.json      what driver_probe.py found out about the driver
@@ -75,7 +75,7 @@ GRACE_S = 20.0
 #: Between two looks at a command that runs; the files are written as often.
 LOOK_S = 2.0
 NEEDED = ("numpy", "pytest", "pybind11")
-TOLD = (*NEEDED, "torch", "cupy", "triton", "jax")
+VERSIONS = (*NEEDED, "torch", "cupy", "triton", "jax")
 
 
 @dataclass
@@ -122,7 +122,7 @@ class Run:
             part.replace(self.out / name)
 
     def call(self, command: Sequence[str], limit_s: float) -> tuple[int | None, str]:
-        """Run a command in a process group of its own.
+        """Run a command in a separate process group.
 
         Parameters
         ----------
@@ -231,7 +231,7 @@ def why_no_device() -> str:
 
 
 def devices() -> list[dict[str, str]]:
-    """Name, driver and memory of each device, as nvidia-smi tells them."""
+    """Name, driver and memory of each device, as nvidia-smi reports them."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -247,7 +247,7 @@ def module_versions(python: str) -> dict[str, str]:
     program = f"""
 import importlib.metadata, json
 owners, found = importlib.metadata.packages_distributions(), {{}}
-for name in {TOLD!r}:
+for name in {VERSIONS!r}:
     for owner in owners.get(name, [])[:1]:
         found[name] = importlib.metadata.version(owner)
 for owner in sorted({{o for n, os in owners.items() if n == "nvidia" for o in os if "nccl" in o or "runtime" in o}}):
@@ -311,7 +311,7 @@ def probe(run: Run, limit_s: float) -> dict[str, Any]:
     limit = f"{max(1.0, limit_s * 0.7):.0f}"
     code, printed = run.call([run.python, "benchmarks/gpu/driver_probe.py", "--limit-s", limit], limit_s)
     keep_printed(printed, run.work / "probe.json")
-    return _told(code, printed)
+    return _outcome(code, printed)
 
 
 def keep_printed(printed: str, file: Path) -> dict[str, Any]:
@@ -330,7 +330,7 @@ def ask(run: Run, limit_s: float) -> dict[str, Any]:
     limit = f"{max(1.0, limit_s * 0.7):.0f}"
     code, printed = run.call([run.python, GPU_JOB, "ask", "--limit-s", limit], limit_s)
     found = keep_printed(printed, run.work / "ask.json")
-    return {**_told(code, "" if found else printed), "problems": found.get("problems", [])}
+    return {**_outcome(code, "" if found else printed), "problems": found.get("problems", [])}
 
 
 def record_and_check(
@@ -342,10 +342,10 @@ def record_and_check(
     traced = [run.python, "-m", "stashtrace", "run", "--lookup-hook", *options, "--out", folder, "--"]
     code, printed = run.call([*traced, run.python, GPU_JOB, *job], limit_s * 0.7)
     if code != 0:
-        return _told(code, printed)
+        return _outcome(code, printed)
     code, printed = run.call([run.python, GPU_JOB, "check", folder, str(truth)], until_s - time.monotonic())
     found = keep_printed(printed, run.work / "checked" / f"{name}.json")
-    return {**_told(code, "" if found else printed), "problems": found.get("problems", [])}
+    return {**_outcome(code, "" if found else printed), "problems": found.get("problems", [])}
 
 
 @needs_device
@@ -380,8 +380,8 @@ def nccl_job(run: Run, limit_s: float) -> dict[str, Any]:
     bad = [one["status"] for one in found.values() if one["status"] != "passed"]
     problems = [f"{source}: {text}" for source, one in found.items() for text in one.get("problems", ())]
     ends = {source: one["output_end"] for source, one in found.items() if one.get("output_end")}
-    told = {"output_end": "\n".join(ends.values())[-3000:]} if ends else {}
-    return {"status": bad[0] if bad else "passed", "problems": problems, **told}
+    reported = {"output_end": "\n".join(ends.values())[-3000:]} if ends else {}
+    return {"status": bad[0] if bad else "passed", "problems": problems, **reported}
 
 
 def mark_unfinished(report: Path) -> None:
@@ -414,10 +414,10 @@ def build(run: Run, limit_s: float) -> dict[str, Any]:
         code, printed = run.call(command, until_s - time.monotonic())
         if code != 0:
             break
-    return _told(code, printed)
+    return _outcome(code, printed)
 
 
-def _told(code: int | None, printed: str) -> dict[str, Any]:
+def _outcome(code: int | None, printed: str) -> dict[str, Any]:
     status = "timed out" if code is None else "passed" if code == 0 else "failed"
     return {"status": status} if status == "passed" else {"status": status, "output_end": printed[-3000:]}
 
@@ -432,7 +432,7 @@ def running_tests(folder: str, *names: str, only: str = "", name: str = "") -> P
     """Run files of a folder of tests (all), of each the tests that `only` chooses; `name`: the report's."""
 
     def part(run: Run, limit_s: float) -> dict[str, Any]:
-        """One process per file: one that hangs or dies costs no other, and its own finished tests are kept."""
+        """One process per file: one that hangs or dies costs no other, and its finished tests are kept."""
         reports = run.work / "junit" / (name or folder)
         reports.mkdir(parents=True, exist_ok=True)
         until_s = time.monotonic() + limit_s
@@ -447,7 +447,7 @@ def running_tests(folder: str, *names: str, only: str = "", name: str = "") -> P
             share_s = left_s if number == len(files) - 1 else left_s / 2
             report = reports / f"{file.stem}.xml"
             place = file.relative_to(ROOT) if file.is_relative_to(ROOT) else file
-            # The machine's own pytest may be older than the one that a checkout asks for.
+            # The machine's pytest may be older than the one that a checkout asks for.
             command = [run.python, "-m", "pytest", "-o", "minversion=0", str(place), f"--junitxml={report}"]
             command += ["-o", "junit_logging=no", *(["-k", only] if only else [])]
             code: int | None = None
@@ -467,8 +467,8 @@ def running_tests(folder: str, *names: str, only: str = "", name: str = "") -> P
         status = "failed" if bad else "timed out" if unfinished or not_reached else "passed"
         if status == "passed" and not found.get("passed"):
             status = "skipped"
-        told = {"output_end": "\n".join(ends)[-3000:]} if ends else {}
-        return {"status": status, **found, "timed_out_files": unfinished, "not_reached_files": not_reached, **told}
+        reported = {"output_end": "\n".join(ends)[-3000:]} if ends else {}
+        return {"status": status, **found, "timed_out_files": unfinished, "not_reached_files": not_reached, **reported}
 
     return part
 
@@ -480,7 +480,7 @@ def running_benchmark(name: str, *words: str, folder: str = "") -> Part:
     def part(run: Run, limit_s: float) -> dict[str, Any]:
         measured = run.work / "measured" / (folder or name)
         options = [*(words or run.benchmark_options.get(name, [])), "--out", str(measured)]
-        return _told(*run.call([run.python, f"benchmarks/gpu/bench_{name}.py", *options], limit_s))
+        return _outcome(*run.call([run.python, f"benchmarks/gpu/bench_{name}.py", *options], limit_s))
 
     return part
 
@@ -570,7 +570,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", nargs="+", help="of the training benchmark (all)")
     parser.add_argument("--variants", nargs="+", help="of the training benchmark (all)")
     environment = parser.add_mutually_exclusive_group()
-    environment.add_argument("--wheels", type=Path, help="folder of *.whl files to install beside this interpreter")
+    environment.add_argument("--wheels", type=Path, help="folder of *.whl files to install for this interpreter")
     environment.add_argument("--venv", type=Path, help="environment to make, with what the tests need")
     options = parser.parse_args(arguments)
     if not options.out:

@@ -1,4 +1,4 @@
-"""A day with a device: minutes in all, so nothing is built there, and each part has seconds of its own.
+"""A day with a device: minutes in all, so nothing is built there, and each part has a limit in seconds.
 
     python benchmarks/gpu/day.py prepare [--python python3.12]   here: build for its Python, write the commit down
     python benchmarks/gpu/day.py run --out $OUT [--limit-s 560]  there: the parts in their order, results as they come

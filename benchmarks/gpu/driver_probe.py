@@ -6,7 +6,7 @@ What each section settles:
 
     no_context    what a thread without a current context may ask: result codes of each call
     ns            cost of each question that the recorder asks per call, nanoseconds, the best of five loops
-    globaltimer   whether the driver compiles our PTX, its step, the widths of anchors, idle and beside a full device
+    globaltimer   whether the driver compiles our PTX, its step, the widths of anchors, idle and next to a full device
     look_up       which forms of a function ``cuGetProcAddress`` gives for which CUDA version
     nvml          fields and calls of NVML: result, value, cost
 
@@ -35,7 +35,7 @@ from typing import Any
 SUCCESS, NOT_READY = 0, 600
 NON_BLOCKING = 1
 HOST_ALLOC_MAPPED = 2
-#: Work that fills every multiprocessor: ten waves of two blocks each, of so many cycles.
+#: Work that fills every multiprocessor: ten waves of two blocks each, each block of some cycles.
 WAVES, SPIN_CYCLES = 10, 200_000_000
 TIMER_WAIT_S = 2.0
 HEAD = ".version 6.0\n.target sm_50\n.address_size 64\n"
@@ -192,7 +192,7 @@ class Probe:
         return function
 
     def globaltimer(self) -> dict[str, Any]:
-        """PTX compiler, step of the timer, width of an anchor by timer and by event; then beside a full device."""
+        """PTX compiler, step of the timer, width of an anchor by timer and by event; then next to a full device."""
         driver, found = self.driver, {}
         begin = time.perf_counter()
         timer = self.kernel(TIMER_PTX, "timer")
@@ -346,7 +346,7 @@ def ask(found: dict[str, Any], errors: dict[str, str]) -> None:
 
 
 def main() -> int:
-    """Ask everything on a thread of its own, print what is known when it ends or the limit is reached."""
+    """Ask everything on a separate thread, print what is known when it ends or the limit is reached."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit-s", type=float, default=45, help="seconds after which what is known is printed (45)")
     options = parser.parse_args()

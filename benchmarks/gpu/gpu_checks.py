@@ -16,7 +16,7 @@ from stashtrace.schema.kinds import Bracket, CollectiveOp
 
 #: Between the events around a graph and the kernels inside may lie this much: the graph's start, and the events.
 EXTRA_US = (-5.0, 60.0)
-#: What a device's moment may lie outside of its host window, beside the error that the clocks claim.
+#: What a device's moment may lie outside of its host window, in addition to the error that the clocks claim.
 MARGIN_NS = 20_000
 #: No operation of NCCL between two processes is done sooner.
 INSTANT_NS = 1_000
@@ -72,7 +72,7 @@ def check_device(trace: stashtrace.Trace, truth: dict[str, Any], found: dict[str
             "most": round(float(extra_us[-1]), 1),
         }
         if not EXTRA_US[0] <= median_us <= EXTRA_US[1]:
-            yield f"graphs: {median_us} us more between the events than in the kernels by their own stamps"
+            yield f"graphs: {median_us} us more between the events than in the kernels by their stamps"
     pinned = copies.take((copies["size_bytes"] == truth["pinned_bytes"]) & (copies["end_ns"] > copies["begin_ns"]))
     if len(pinned):
         rates = pinned["size_bytes"] / (pinned["end_ns"] - pinned["begin_ns"])
@@ -98,16 +98,16 @@ def check_ranks(trace: stashtrace.Trace, ranks: list[dict[str, Any]], found: dic
         timed = own["device_end_ns"] >= 0
         for op, count in per_step.items():
             here = own["op_code"] == CollectiveOp[op]
-            told = {"recorded": int(here.sum()), "timed": int((here & timed).sum()), "expected": count * steps_count}
-            found["operations"][f"rank {rank} {op.lower()}"] = told
-            if told["recorded"] != told["expected"]:
-                yield f"rank {rank}: {told['recorded']} of {told['expected']} operations {op.lower()} recorded"
+            counts = {"recorded": int(here.sum()), "timed": int((here & timed).sum()), "expected": count * steps_count}
+            found["operations"][f"rank {rank} {op.lower()}"] = counts
+            if counts["recorded"] != counts["expected"]:
+                yield f"rank {rank}: {counts['recorded']} of {counts['expected']} operations {op.lower()} recorded"
         if len(own) != steps_count * sum(per_step.values()):
             continue
         yield from misplaced(own, timed, rank, steps_count, margin_ns)
         if instant := int((timed & (own["device_end_ns"] - own["device_begin_ns"] < INSTANT_NS)).sum()):
             yield f"rank {rank}: {instant} operations are said to take less than {INSTANT_NS} ns"
-        # Operations of a communicator that is not blocking have no begin of their own.
+        # Operations of a communicator that is not blocking have no separate begin.
         if rank != ranks_count - 1 and not found["stamps_left_out"] and ranks[rank].get("blocking", True):
             yield from unseen_lateness(own, rank, steps_count)
 
@@ -126,7 +126,7 @@ def misplaced(
     late = timed & (own["device_end_ns"] > next_step_ns + margin_ns)
     alone = own.take(timed & (own["peer_rank"] < 0))
     overlapping = alone["device_begin_ns"][1:] < alone["device_end_ns"][:-1] - margin_ns
-    for what, wrong in (("before their call", early), ("after their step", late), ("beside another", overlapping)):
+    for what, wrong in (("before their call", early), ("after their step", late), ("during another", overlapping)):
         if count := int(wrong.sum()):
             yield f"rank {rank}: {count} operations are timed {what}"
 

@@ -1,4 +1,4 @@
-"""Two jobs to be traced that need libcuda, or libcuda and libnccl, alone: what they did is written down beside the run.
+"""Two jobs to be traced that need libcuda, or libcuda and libnccl, alone: what they did is written next to the run.
 
 ``device_job`` copies, waits and launches a graph in each step; its kernels stamp themselves with %globaltimer.
 ``nccl_rank`` is one rank of a job of collectives, an all-to-all and a late rank, without torch: two of them can share
@@ -74,7 +74,7 @@ def device_job(truth: Path, steps_count: int) -> None:
     )
 
 
-#: Two ranks share a device only if each believes that it is on a host of its own; then all goes over sockets.
+#: Two ranks share a device only if each believes that it is on a separate host; then all goes over sockets.
 SOCKETS_ONLY = {
     "NCCL_P2P_DISABLE": "1",
     "NCCL_SHM_DISABLE": "1",

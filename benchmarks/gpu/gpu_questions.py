@@ -1,6 +1,6 @@
 """Questions to a real driver that decide how the recorder may behave, and what a wrong answer would mean.
 
-Each question runs in a process of its own, since it may crash or hang: that too is an answer. Called by gpu_job.py.
+Each question runs in a separate process, since it may crash or hang: that too is an answer. Called by gpu_job.py.
 Standard library only.
 """
 
@@ -33,7 +33,7 @@ LEGACY_NS, BLOCKING_NS = 200_000, 2_000_000
 
 
 class Answers(dict[str, Any]):
-    """Print all answers at each new one: whoever dies in the middle has told what was known."""
+    """Print all answers at each new one: whoever dies in the middle has reported what was known."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         super().__setitem__(name, value)
@@ -41,7 +41,7 @@ class Answers(dict[str, Any]):
 
 
 def on_a_bare_thread(call: Callable[[], Any]) -> Any:
-    """Call on a thread that has no context, as the recorder's own thread begins; what it returns."""
+    """Call on a thread that has no context, as the recorder's thread begins; what it returns."""
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
     thread.start()
@@ -84,7 +84,7 @@ def capture_beside(
 
 
 def capture_beside_polling(driver: Driver, answers: Answers) -> None:
-    """Does a capture survive what the recorder's thread does beside it? `control` does the same within the rules."""
+    """Does a capture survive what the recorder's thread does during it? `control` does the same within the rules."""
     stamps = driver.new_stamps()
 
     def poll(private: c_void_p, event: c_void_p, stream: c_void_p) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def legacy_stream_beside_capture(driver: Driver, answers: Answers) -> None:
 
 
 def events_against_globaltimer(driver: Driver, answers: Answers) -> None:
-    """Is the time between two events around a kernel the kernel's own? Microseconds more than that, of 50."""
+    """Is the time between two events around a kernel the time of the kernel? Microseconds more than that, of 50."""
     stamps, stream = driver.new_stamps(), driver.new_stream()
     for duration_us in (20, 200, 2000):
         extra = []
@@ -284,7 +284,7 @@ def answer(name: str) -> int:
 
 
 def ask_all(script: Path, limit_s: float) -> dict[str, Any]:
-    """Ask each question in a process of its own; answers by name, as far as there was time."""
+    """Ask each question in a separate process; answers by name, as far as there was time."""
     deadline_s = time.monotonic() + limit_s
     found: dict[str, Any] = {}
     for question in QUESTIONS:

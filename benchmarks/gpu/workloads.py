@@ -1,4 +1,4 @@
-"""Two ordinary training loops of known size, each with its own stopwatch: what the GPU benchmarks trace.
+"""Two ordinary training loops of known size, each with a stopwatch: what the GPU benchmarks trace.
 
     python benchmarks/gpu/workloads.py resnet --steps 60 --times times.json [--profiler torch]
 

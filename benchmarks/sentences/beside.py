@@ -1,4 +1,4 @@
-"""Hold the rows beside headline and verdicts against what is known: how the job ended, its files, what was to be seen.
+"""Hold the rows besides headline and verdicts against what is known: how the job ended, its files, what was seen.
 
 Rows that no clock of a job can judge (own cost, time stolen by a hypervisor, hidden communication) are left out.
 """
@@ -75,8 +75,8 @@ def unsaid(findings: Sequence[Row], expected: Expected) -> list[Checked]:
 
 def _ending(row: Row, evidence: list[Row], expected: Expected) -> str:
     if row["kind"] == "killed":
-        told = {(e["rank"], e["worker_id"], e["name"]) for e in evidence}
-        return "" if told == expected.killed else f"{sorted(told)}, truly {sorted(expected.killed)}"
+        reported = {(e["rank"], e["worker_id"], e["name"]) for e in evidence}
+        return "" if reported == expected.killed else f"{sorted(reported)}, truly {sorted(expected.killed)}"
     told_ending = f"{row['kind']} {row['name']}"
     return "" if told_ending == expected.ending else f"{told_ending}, truly {expected.ending or 'well'}"
 
@@ -84,32 +84,32 @@ def _ending(row: Row, evidence: list[Row], expected: Expected) -> str:
 def _hidden(evidence: list[Row], truth: Truth) -> str:
     """Batches made while nobody waited: mean over the ranks."""
     known = [rank for rank in truth.ranks.values() if rank.loading_ns >= 0]
-    told = next((e["amount_ns"] for e in evidence if e.get("kind") == "loading"), None)
-    if told is None or not known:
+    reported = next((e["amount_ns"] for e in evidence if e.get("kind") == "loading"), None)
+    if reported is None or not known:
         return ""
     true_ns = sum(r.loading_ns * r.steps_count for r in known) / sum(r.steps_count for r in known)
     step_ns = sum(r.step_ns for r in known) / len(known)
-    if abs(told - true_ns) <= _OF_FIGURE * true_ns + _OF_STEP * step_ns:
+    if abs(reported - true_ns) <= _OF_FIGURE * true_ns + _OF_STEP * step_ns:
         return ""
-    return f"loading {told / 1e6:.3g} ms, truly {true_ns / 1e6:.3g} ms"
+    return f"loading {reported / 1e6:.3g} ms, truly {true_ns / 1e6:.3g} ms"
 
 
-def _sources(kind: str, told: set[str], truth: Truth, expected: Expected) -> str:
+def _sources(kind: str, reported: set[str], truth: Truth, expected: Expected) -> str:
     several = truth.ranks_count > 1
     if kind == "measured":
         loads = any(
             rank.columns["data"].low_ns > 0 for t in (truth, *truth.beside.values()) for rank in t.ranks.values()
         )
         wanted = {"files"} | ({"data"} if loads else set()) | ({"link, late"} if several else set())
-        lacking, wrong = wanted - told, told - {"files", "data"} - ({"link, late"} if several else set())
+        lacking, wrong = wanted - reported, reported - {"files", "data"} - ({"link, late"} if several else set())
     elif kind == "inferred":
         wanted = {"begin of gloo's transfers"} if several else set()
-        lacking, wrong = wanted - told, told - wanted - {"network by what transfers inside a host take"}
+        lacking, wrong = wanted - reported, reported - wanted - {"network by what transfers inside a host take"}
     else:
         wanted = {"MPI calls"} if expected.calls_unseen else set()
-        gpus = {name for name in told if name.startswith("GPU (")}
+        gpus = {name for name in reported if name.startswith("GPU (")}
         # Short as it is, a job without a loop may end before the first look at the CPUs.
-        lacking, wrong = wanted - told, told - wanted - gpus - (set() if truth.ranks else {"CPU contention"})
+        lacking, wrong = wanted - reported, reported - wanted - gpus - (set() if truth.ranks else {"CPU contention"})
         lacking |= set() if gpus else {"GPU"}
     return "; ".join([*(f"{name} not named" for name in sorted(lacking)), *(f"{name} named" for name in sorted(wrong))])
 
@@ -122,8 +122,8 @@ def _files(evidence: list[Row], truth: Truth) -> str:
     for path, (calls, _) in truth.files.items():
         if path not in named:
             return f"{path} is not among the files that took longest"
-        if not calls <= named[path] <= calls + 4:  # beside what moves data: two closes, one truncation, one unlink
+        if not calls <= named[path] <= calls + 4:  # besides what moves data: two closes, one truncation, one unlink
             return f"{named[path]} calls on {path}, truly {calls}"
     whole = next(e for e in evidence if e["code"] == "io_calls")
     moved = sum(size for _, size in truth.files.values())
-    return "" if moved <= whole["moved_bytes"] <= 1.5 * moved else f"{whole['moved_bytes']} bytes, of its own {moved}"
+    return "" if moved <= whole["moved_bytes"] <= 1.5 * moved else f"{whole['moved_bytes']} bytes, truly {moved}"

@@ -1,7 +1,7 @@
 """The cases: what is run or read, and what is known of it beyond its clocks.
 
 A job's amounts are never those of its options: a busy machine makes a sleep of 5 ms one of 7. The options only make
-sure that there is something to see; what was there, the job's own clock of the same run says.
+sure that there is something to see; what was there, the job's clock of the same run says.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -153,7 +153,7 @@ JOBS = (
     ),
     Case(
         "epochs",
-        "short epochs, workers start anew",
+        "short epochs, workers start again",
         "--loader sleep --loader-ms 2 --epochs 8 --steps 48 --workers 2 --compute-ms 10",
         _EPOCHS,
     ),
@@ -212,7 +212,7 @@ JOBS = (
     Case("save", "a checkpoint every fourth step", "--compute-ms 20 --save-every 4 --save-mib 200"),
     Case(
         "thread",
-        "a thread beside the loop burns CPU",
+        "a thread next to the loop burns CPU",
         "--compute-ms 20 --thread burn",
         Expected({"other": frozenset({"gil", "gil_partly"}), "data": frozenset({"gil"})}),
     ),
@@ -233,7 +233,7 @@ JOBS = (
         launcher="torchrun",
     ),
     Case("files", "files, and no loop that trains", "", program="reader"),
-    Case("thread_sleep", "a thread beside the loop sleeps", "--compute-ms 40 --thread sleep"),
+    Case("thread_sleep", "a thread next to the loop sleeps", "--compute-ms 40 --thread sleep"),
     Case(
         "crowd",
         "600 threads read at once, more than there is room for",

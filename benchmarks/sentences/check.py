@@ -13,7 +13,7 @@ from sentences.truth import NOTHING, STALLS, Amount, RankTruth, Truth
 OF_FIGURE, OF_STEP = 0.05, 0.02
 #: What kept a rank made up at least this part of the wait for it.
 MATTERS = 0.25
-#: Between its own clock and the call that it stamps, a thread may lose its CPU for this long: seen in single waits.
+#: Between its clock and the call that it stamps, a thread may lose its CPU for this long: seen in single waits.
 SLICE_NS = 4_000_000
 #: A stall below this share of the step needs no verdict; so much above it, it does.
 WORTH_RATIO = 0.03
@@ -42,7 +42,7 @@ _COLUMNS = {
     "h2d": "copy",
     "sync": "host",
     "launch": "host",
-    "python": "compute",  # the job's clock does not tell its operators from its other code
+    "python": "compute",  # the job's clock does not separate its operators from its other code
 }
 
 
@@ -71,7 +71,7 @@ def first_verdict(findings: Sequence[Row], truth: Truth) -> str:
         return "verdicts without steps" if verdicts else "no verdict" if truth.steps and not lost else ""
     if not verdicts:
         return "no verdict"
-    # A stall of the steps beside those that train counts as much as all of them take.
+    # A stall of the steps other than those that train counts by the time that all of them take.
     whole = {id(t): sum(r.step_ns * r.steps_count for r in t.ranks.values()) for t in (truth, *truth.beside.values())}
     parts = [
         (r, min(whole[id(t)] / whole[id(truth)], 1.0))
@@ -297,8 +297,8 @@ def _cause(row: Row, evidence: list[Row], rank: RankTruth, truth: Truth, expecte
     if kind == "late":
         return _late(row, evidence, rank, truth, expected)
     if kind == "link":
-        told = {e["code"] for e in evidence}
-        if truth.missing and "all_arrived" in told:
+        reported = {e["code"] for e in evidence}
+        if truth.missing and "all_arrived" in reported:
             return f"after every rank had arrived, but nothing is known of {truth.missing}"
     if kind == "data":
         return _data_cause(cause, rank, expected)

@@ -27,7 +27,7 @@ class Expected:
     lost : bool
         Whether records were lost.
     ending : str
-        "ended_with_code 3", "ended_by_signal 9" or empty: how the job ended, by its own exit status.
+        "ended_with_code 3", "ended_by_signal 9" or empty: how the job ended, by its exit status.
     killed : set of (int, int, str)
         Rank, worker (-1: the rank itself) and signal of each process that was killed.
     calls_unseen : bool

@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--clock", type=Path, required=True)
     folder = parser.parse_args().clock
     folder.mkdir(parents=True, exist_ok=True)
-    told: dict[str, list[int]] = {}
+    reported: dict[str, list[int]] = {}
     for name, (count, size) in WRITTEN.items():
         path, piece = str(folder / name), bytes(size)
         moved = calls = 0
@@ -34,10 +34,10 @@ def main() -> None:
                 moved += os.write(file, piece) if flags & os.O_WRONLY else len(os.read(file, size))
                 calls += 1
             os.close(file)
-        told[path] = [calls, moved]
-    for path in told:
+        reported[path] = [calls, moved]
+    for path in reported:
         os.unlink(path)
-    (folder / "files.json").write_text(json.dumps(told), encoding="utf-8")
+    (folder / "files.json").write_text(json.dumps(reported), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def run(case: Case, folder: Path, data: Path) -> Recorded:
 
 
 def _handed_over(clock: Path, windows: Mapping[int, Sequence[Interval]]) -> Truth:
-    """Truth by a job's clock; of the example, what its tests know of its workers beside."""
+    """Truth by a job's clock; of the example, also what its tests know of its workers."""
     truth = of_clock(clock, windows)
     workers = {json.loads(line)[1] for path in clock.glob("samples-*.jsonl") for line in path.open()}
     if workers:
@@ -105,7 +105,7 @@ def _run(case: Case, folder: Path, clock: Path, data: Path) -> None:
 def summed_up(trace: Trace, truth_of: Any) -> Recorded:
     """The summary of a trace, and the truth for the steps that it counts (rank -> monotonic ns).
 
-    Steps beside those that train, as validation, are counted for themselves.
+    Steps other than those that train, as validation, are counted separately.
     """
     facts = gather(trace)
     summary = Summary.of(facts)
@@ -122,10 +122,10 @@ def evidence_rows(summary: Summary) -> list[dict[str, Any]]:
 
 def _with_beside(truth: Truth, facts: RunFacts, truth_of: Any) -> Truth:
     for part in facts.others:
-        beside = truth_of(_windows(part))
-        truth.beside[part.step_kind] = beside
-        # Each kind's mean length is known where its own steps are counted.
-        truth.steps = {k: beside.steps[k] if k == part.step_kind else own for k, own in truth.steps.items()}
+        of_kind = truth_of(_windows(part))
+        truth.beside[part.step_kind] = of_kind
+        # Each kind's mean length is known where its steps are counted.
+        truth.steps = {k: of_kind.steps[k] if k == part.step_kind else own for k, own in truth.steps.items()}
     return truth
 
 

@@ -1,7 +1,7 @@
 """Foreign traces: what their raw files hold, by plain arithmetic of intervals, the standard library alone.
 
-On a device the time of a step is told apart as docs/concepts/stalls.md does: what computes, then communication that
-nothing computes beside, then copies, then nothing. Of nothing, the part inside DataLoader spans is waiting for batches.
+On a device the time of a step is divided as docs/concepts/stalls.md does: what computes, then communication that
+no computing hides, then copies, then nothing. Of nothing, the part inside DataLoader spans is waiting for batches.
 Where files of ranks are missing nobody can know who was late, so the split of communication is a range.
 """
 
@@ -204,7 +204,7 @@ def _of_devices(devices: Sequence[_Device], windows: Windows) -> Truth:
         if device.rank in windows
     }
     count = max(len(device.steps) for device in devices)
-    # A device's steps are its own, a little longer or shorter than those of its host.
+    # A device's steps are a little longer or shorter than those of its host.
     return Truth(ranks, len(devices), missing, steps={"marked": (count, 0.0)}, steps_known=count > 0)
 
 
@@ -331,7 +331,7 @@ def of_straggler(paths: tuple[Path, ...], windows: Windows) -> Truth:
 
 
 def _straggler_step(by_name: Mapping[str, list[Interval]]) -> tuple[int, int, int, int]:
-    """Lengths of one step of a rank: all, computing, of mixed nature, communicating with nothing beside."""
+    """Lengths of one step of a rank: all, computing, of mixed nature, communicating while nothing computes."""
     every = [span for spans in by_name.values() for span in spans]
     computes = union([span for name in _COMPUTES for span in by_name.get(name, ())])
     mixed = without(union([span for name in _MIXED for span in by_name.get(name, ())]), computes)

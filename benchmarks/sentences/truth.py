@@ -1,7 +1,7 @@
-"""What is known of a run without its trace: from the job's own clock, by plain arithmetic.
+"""What is known of a run without its trace: from the job's clock, by plain arithmetic.
 
 Amounts are ns per step of a rank, by the columns of a summary (``data``, ``late``, ``link``, ``copy``, ``save``,
-``host``, ``other``, ``compute``); where a clock cannot tell an amount, it is the range that it can tell.
+``host``, ``other``, ``compute``); where a clock cannot give an amount, it is the range that it can give.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -85,7 +85,7 @@ class LateWait:
     """One rank in one collective: how long for whom, and the transfer behind it.
 
     ``surplus`` is what the late rank spent longer in the step of this collective than the waiting one, ns by column,
-    with "queue" (waiting for a CPU) beside "compute", which holds it.
+    with "queue" (waiting for a CPU) next to "compute", which holds it.
     """
 
     rank: int
@@ -118,7 +118,7 @@ class Truth:
     cpus_count : int
         CPUs that the job may use; 0 if not known.
     beside : dict of str to Truth
-        Of steps beside those that train, by their kind.
+        Of steps other than those that train, by their kind.
     files : dict of str to (int, int)
         File -> calls that open, read or write it, and bytes that they moved; empty if not known.
     ours : bool
@@ -195,7 +195,7 @@ def of_clock(folder: Path, windows: Mapping[int, Sequence[Interval]]) -> Truth:
     folder : Path
         Holds ``rank-R.jsonl``.
     windows : dict of int to list of (int, int)
-        Rank -> the steps that a summary counts, monotonic ns: the job's own steps whose middle lies in one count here.
+        Rank -> the steps that a summary counts, monotonic ns: the job's steps whose middle lies in one count here.
     """
     rows = {
         int(path.stem.split("-")[1]): [json.loads(line) for line in path.read_text().splitlines()]
@@ -217,9 +217,9 @@ def of_clock(folder: Path, windows: Mapping[int, Sequence[Interval]]) -> Truth:
     begin = min((w[0] for own in windows.values() for w in own), default=0)
     steps = {kind: (counts[kind], sorted(many)[len(many) // 2]) for kind, many in lengths.items()}
     counted_waits = [w for w in waits if w.moment_ns >= begin]
-    told = folder / "files.json"
+    kept = folder / "files.json"
     files = (
-        {name: (calls, moved) for name, (calls, moved) in json.loads(told.read_text()).items()} if told.exists() else {}
+        {name: (calls, moved) for name, (calls, moved) in json.loads(kept.read_text()).items()} if kept.exists() else {}
     )
     cpus = len(os.sched_getaffinity(0))
     return Truth(ranks, max(len(rows), 1), steps=steps, waits=counted_waits, cpus_count=cpus, files=files, ours=True)
@@ -278,7 +278,7 @@ def _surplus(late: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, flo
 
 
 def _spent(row: Mapping[str, Any]) -> dict[str, float]:
-    """Time of one step by column; the queue for a CPU stands beside compute."""
+    """Time of one step by column; the queue for a CPU stands next to compute."""
     found = {
         column: float(sum(end - begin for name in names for begin, end, _ in _laps(row, name)))
         for column, names in (("data", ("wait",)), ("save", ("save",)), ("other", ("sleep", "blocked")))
@@ -329,7 +329,7 @@ def _rank(
     }
     low, high = (sum(getattr(a, bound) for a in columns.values()) for bound in ("low_ns", "high_ns"))
     columns["compute"] = Amount(step - high, step - low)
-    # What the loop runs outside of modules, the job's clock does not tell from its forward and backward.
+    # What the loop runs outside of modules, the job's clock does not separate from its forward and backward.
     columns["host"] = Amount(0.0, step - low, rough=True)
     asked = {batch[0] for row in counted for batch in row.get("batches", ())}
     inside = [row for row in made if spans[0][0] <= row[0] < spans[-1][1] and (not asked or row[4] in asked)]

@@ -53,7 +53,7 @@ def test_waits_are_means_per_step_for_the_last_rank(bench: ModuleType) -> None:
     ("late_ms", "every", "spread_ms", "fair"),
     [(5.0, 1, 1.0, True), (4.9, 1, 1.0, False), (5.0, 1, 2.0, False), (14.9, 3, 1.0, False), (15.0, 3, 1.0, True)],
 )
-def test_a_fault_is_large_beside_the_step_and_its_spread(
+def test_a_fault_is_large_against_the_step_and_its_spread(
     bench: ModuleType, late_ms: float, every: int, spread_ms: float, fair: bool
 ) -> None:
     row = {"late_ms": late_ms, "step_ms": 100.0, "config": {"every": every}}

@@ -190,7 +190,7 @@ sys.exit(module.main(["--out", {out!r}, "--parts", "contract", "gpu"]))
 
 
 def own_tests(folder: Path) -> Path:
-    """A folder of tests like the repository's; the file that the hanging one makes is ``runs`` beside it."""
+    """A folder of tests like the repository's; the file that the hanging one makes is ``runs`` next to it."""
     contract = folder / "tests/contract"
     contract.mkdir(parents=True)
     (folder / "tests/pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\n", encoding="utf-8")
@@ -206,7 +206,7 @@ def wait_for(file: Path, process: subprocess.Popen[bytes]) -> None:
 
 
 def started(folder: Path) -> subprocess.Popen[bytes]:
-    """The script in a process of its own, in a test that does not end."""
+    """The script in a separate process, in a test that does not end."""
     tests = own_tests(folder)
     text = DRIVER.format(script=str(SCRIPT), tests=str(tests), out=str(folder / "out"))
     process = subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.DEVNULL)
@@ -255,7 +255,7 @@ def test_a_test_file_that_hangs_costs_no_finished_test(
 
 
 def training_rounds(module: ModuleType, monkeypatch: pytest.MonkeyPatch, runs: int) -> None:
-    """Replace the runs of a benchmark by numbers; after so many the user interrupts."""
+    """Replace the runs of a benchmark by numbers; after ``runs`` of them the user interrupts."""
     left = [runs]
 
     def fake_run(*arguments: Any) -> Any:

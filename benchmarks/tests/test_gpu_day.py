@@ -46,7 +46,7 @@ def play(
     took: dict[str, float],
     found: dict[str, Any] | None = None,
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Run the plan with parts that take so many seconds, cut at what they are given; that, and the result."""
+    """Run the plan with parts that take the given seconds, cut at their limits; the limits, and the result."""
     clock, given = Clock(), dict[str, float]()
 
     def part(name: str) -> Callable[[Any, float], dict[str, Any]]:
@@ -77,7 +77,7 @@ def test_each_part_has_its_seconds_in_the_order_of_the_page(
     assert {part["status"] for part in parts.values()} == {"passed"}
 
 
-def test_what_takes_too_long_costs_the_parts_behind_it_no_more_than_its_own_seconds(
+def test_what_takes_too_long_costs_later_parts_no_more_than_its_seconds(
     day: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     given, parts = play(day, monkeypatch, tmp_path, dict.fromkeys(ORDER, 1e9))

@@ -75,7 +75,7 @@ def test_a_driver_that_keeps_bare_threads_from_captures_is_a_problem(tmp_path: P
     assert "polling breaks captures (end 901)" in problems[1]
 
 
-def test_what_dies_or_hangs_has_told_what_it_knew(modules: Any, tmp_path: Path) -> None:
+def test_what_dies_or_hangs_has_reported_what_it_knew(modules: Any, tmp_path: Path) -> None:
     questions: ModuleType = modules("gpu_questions")
     script = tmp_path / "script.py"
     script.write_text(
@@ -113,7 +113,7 @@ def test_a_clock_of_events_that_runs_fast_is_found(tmp_path: Path) -> None:
     assert code == 1
     assert parts["job"]["status"] == "failed"
     (problem,) = [text for text in parts["job"]["problems"] if text.startswith("graphs: ")]
-    assert problem.endswith("us more between the events than in the kernels by their own stamps"), "2 ms, 200 us more"
+    assert problem.endswith("us more between the events than in the kernels by their stamps"), "2 ms, 200 us more"
 
 
 class Rows(dict[str, Any]):
@@ -147,8 +147,8 @@ def shift(rows: Rows, by_ns: int, chosen: slice) -> Rows:
     [
         (0, slice(0), []),
         (-100_000, slice(4, 5), ["1 operations are timed before their call"]),
-        (900_000, slice(3, 4), ["1 operations are timed after their step", "1 operations are timed beside another"]),
-        (-50_000, slice(1, 2), ["1 operations are timed before their call", "1 operations are timed beside another"]),
+        (900_000, slice(3, 4), ["1 operations are timed after their step", "1 operations are timed during another"]),
+        (-50_000, slice(1, 2), ["1 operations are timed before their call", "1 operations are timed during another"]),
     ],
 )
 def test_times_of_other_operations_are_found(modules: Any, by_ns: int, chosen: slice, said: list[str]) -> None:

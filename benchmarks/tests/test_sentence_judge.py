@@ -1,4 +1,4 @@
-"""The judge of benchmarks/bench_sentences.py: made-up claims beside made-up truth, false ones found to be false."""
+"""The judge of benchmarks/bench_sentences.py: made-up claims against made-up truth, false ones found to be false."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -246,7 +246,7 @@ def test_waits_follow_from_when_each_rank_arrived(tmp_path: Path, truth: ModuleT
     assert facts.waits[0].surplus["other"] == 40 * MS
 
 
-def test_steps_of_another_kind_have_a_truth_of_their_own(check: ModuleType, truth: ModuleType) -> None:
+def test_steps_of_another_kind_have_a_separate_truth(check: ModuleType, truth: ModuleType) -> None:
     facts = run(truth, known(truth, data=10))
     row = claim("data", 30, step_ms=50, name="validation")
     assert judged(check, row, facts) == "false"
@@ -337,7 +337,7 @@ def test_what_was_to_be_seen_is_named(
 
 
 @pytest.mark.parametrize(
-    ("told", "expected", "result"),
+    ("reported", "expected", "result"),
     [
         ([(0, 1, "SIGKILL")], {(0, 1, "SIGKILL")}, "true"),
         ([(0, 0, "SIGKILL")], {(0, 1, "SIGKILL")}, "false"),
@@ -345,8 +345,8 @@ def test_what_was_to_be_seen_is_named(
         ([(0, 1, "SIGKILL")], set(), "false"),
     ],
 )
-def test_who_was_killed(check: ModuleType, truth: ModuleType, told: Any, expected: Any, result: str) -> None:
-    rows = [evidence("killed", rank=rank, worker_id=worker, name=name) for rank, worker, name in told]
+def test_who_was_killed(check: ModuleType, truth: ModuleType, reported: Any, expected: Any, result: str) -> None:
+    rows = [evidence("killed", rank=rank, worker_id=worker, name=name) for rank, worker, name in reported]
     facts = run(truth, known(truth), ours=True)
     assert judged(check, _row("killed"), facts, rows, killed=frozenset(expected)) == result
 
@@ -366,11 +366,11 @@ def test_what_did_not_happen_is_false(check: ModuleType, truth: ModuleType) -> N
     assert check.check([_row("own_cost", section="trust")], [], facts, check.Expected()) == []
 
 
-@pytest.mark.parametrize(("told_ms", "result"), [(20, "true"), (26, "true"), (30, "false"), (5, "false")])
-def test_loading_that_is_hidden(check: ModuleType, truth: ModuleType, told_ms: float, result: str) -> None:
+@pytest.mark.parametrize(("said_ms", "result"), [(20, "true"), (26, "true"), (30, "false"), (5, "false")])
+def test_loading_that_is_hidden(check: ModuleType, truth: ModuleType, said_ms: float, result: str) -> None:
     rank = known(truth)
     rank.loading_ns = 20 * MS
-    rows = [evidence("hidden", kind="loading", amount_ns=told_ms * MS)]
+    rows = [evidence("hidden", kind="loading", amount_ns=said_ms * MS)]
     assert judged(check, _row("hidden", section="beside"), run(truth, rank, ours=True), rows) == result
 
 

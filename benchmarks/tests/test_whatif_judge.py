@@ -1,4 +1,4 @@
-"""The judge of benchmarks/bench_whatif.py: predictions beside recordings whose step times are known."""
+"""The judge of benchmarks/bench_whatif.py: predictions against recordings whose step times are known."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Predictions beside the recordings of the real thing, as rows."""
+"""Predictions next to the recordings of the real thing, as rows."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -108,7 +108,7 @@ def predictions(folders: Mapping[str, Sequence[Path]], questions: Sequence[tuple
 
 
 def judged(folder: Path, job: str, change: str, other: str, real_ns: float) -> Prediction:
-    """One prediction beside the real mean step; ``compute=-30ms`` is so much less than the recorded step has."""
+    """One prediction next to the real mean step; ``compute=-30ms`` is 30 ms less than the recorded step has."""
     less = re.fullmatch(r"(compute|python)=([+-]\d+)ms", change)
     if less:
         before_ns = answer_of(folder).before_ns[_COLUMN[less[1]]]
@@ -132,7 +132,7 @@ def judged(folder: Path, job: str, change: str, other: str, real_ns: float) -> P
 
 
 def without_faults(runs: Path) -> list[Prediction]:
-    """``straggler=0`` of each faulty job of ``bench_faults.py --runs``, beside its kind of job without a fault."""
+    """``straggler=0`` of each faulty job of ``bench_faults.py --runs``, next to its kind of job without a fault."""
     same = ("loop", "ranks", "workers", "steps", "lengths")
     folders = sorted(path.parent for path in runs.glob("*/config.json"))
     configs = {folder: json.loads((folder / "config.json").read_text(encoding="utf-8")) for folder in folders}
@@ -149,7 +149,7 @@ def without_faults(runs: Path) -> list[Prediction]:
 
 
 def replay_of(name: str, folder: Path) -> Replay:
-    """Steps of a recording beside those of its replay."""
+    """Steps of a recording next to those of its replay."""
     graph = graph_of(folder)
     measured, replayed = graph.measured_step_ns, graph.step_ns(graph.replay())
     chosen = graph.ends_counted & (measured > 0)

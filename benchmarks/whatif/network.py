@@ -45,7 +45,7 @@ class Hosts:
 
 @contextlib.contextmanager
 def shaped_hosts(count: int, megabits: int) -> Iterator[Hosts]:
-    """So many hosts on a bridge; each sends and receives at this rate at most."""
+    """This number of hosts on a bridge; each sends and receives at this rate at most."""
     tag = _tag()
     bridge = f"wib{tag}"
     hosts = _named(count, tag)

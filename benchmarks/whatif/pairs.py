@@ -20,7 +20,7 @@ class Setup:
         Of ``examples/train_ddp.py``.
     ranks : int
     megabits : int
-        Rate of each rank's own host; 0: all ranks are on this one.
+        Rate of each rank's host; 0: all ranks are on this one.
     delay_ms : float
         One way, between two hosts.
     cold_ratio : float
@@ -45,7 +45,7 @@ def _example(arguments: str, megabits: int = 0) -> Setup:
 
 
 _SMALL = {"gradient_kib": (64,)}
-#: Four ranks leave the CPUs of this machine idle: more of them are as if each had its own host.
+#: Four ranks leave the CPUs of this machine idle: more of them are as if each had a separate host.
 _SLEEPING = {"prep_ms": 0.5, "compute_ms": 1.0, "device_ms": 40.0, "steps": 45}
 _DELAYED = {"loop": "manual", "gradient_kib": (16, 64, 256)}
 #: Two workers of a rank leave a CPU to it; those of two ranks do not.

@@ -40,8 +40,8 @@ def recording(name: str, setup: Setup, runs: Path, repetition: int) -> Path:
     """
     folder = runs / f"{name}-{repetition}"
     wanted = json.dumps(dataclasses.asdict(setup))
-    told = folder / "setup.json"
-    if told.exists() and told.read_text(encoding="utf-8") == wanted:
+    reported = folder / "setup.json"
+    if reported.exists() and reported.read_text(encoding="utf-8") == wanted:
         return folder
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -50,7 +50,7 @@ def recording(name: str, setup: Setup, runs: Path, repetition: int) -> Path:
     for _ in range(_TRIES):
         done = _run(setup, folder, runs)
         if not done.returncode:
-            told.write_text(wanted, encoding="utf-8")
+            reported.write_text(wanted, encoding="utf-8")
             return folder
         shutil.rmtree(folder / "run", ignore_errors=True)
     raise RuntimeError(f"{name}: exit code {done.returncode}\n{done.stderr[-3000:]}")

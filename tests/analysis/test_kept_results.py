@@ -93,7 +93,7 @@ def test_indexes_of_a_trace_share_what_is_made_and_others_do_not(run: Path) -> N
     assert changed.matched is not one.matched
 
 
-def test_results_of_a_changed_trace_are_its_own(run: Path) -> None:
+def test_a_changed_trace_keeps_separate_results(run: Path) -> None:
     trace = load_trace(run)
     whole = steps(trace)
     half = trace.replace(phases=trace.phases.take(trace.phases["begin_ns"] < int(np.median(whole["begin_ns"]))))

@@ -69,7 +69,7 @@ def test_reads_of_unknown_means_are_named(tmp_path: Path) -> None:
         ({"storage_read_bytes": 60 * MB, "loaded_bytes": 0}, []),  # a little: metadata, read-ahead
         ({"storage_read_bytes": 2 * GB}, []),  # killed: what its loader mapped is unknown
         ({"storage_read_bytes": 2 * GB, "loaded_bytes": 2 * GB}, []),  # `import torch` from a cold disk
-        ({"storage_read_bytes": 2 * GB, "loaded_bytes": 0}, [(IoOp.PREAD, 1100 * MB, 0)]),  # read ahead as much again
+        ({"storage_read_bytes": 2 * GB, "loaded_bytes": 0}, [(IoOp.PREAD, 1100 * MB, 0)]),  # read ahead: the same again
         ({"storage_read_bytes": 2 * GB, "loaded_bytes": 0}, [(IoOp.MMAP, 2 * GB, 0)]),
         ({"storage_read_bytes": 300 * MB, "loaded_bytes": 0}, [(IoOp.READ, 4096, 0)] * 600),  # read ahead by each call
     ],

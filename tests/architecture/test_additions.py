@@ -168,7 +168,7 @@ def additions_to_the_schema(dumped: str) -> str:
     )
 
 
-#: Stands in for an extension that was built with the new schema; everything behind it is the copy's own.
+#: Stands in for an extension that was built with the new schema; everything behind it belongs to the copy.
 _RECORD_AND_READ = """
 import json, sys
 from stashtrace import _native

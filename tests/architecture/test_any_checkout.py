@@ -1,4 +1,4 @@
-"""The tests hold in a clone of any name, in a path with spaces, and beside what the README's examples leave there."""
+"""The tests hold in a clone of any name, in a path with spaces, and next to what the README's examples leave there."""
 
 from __future__ import annotations
 

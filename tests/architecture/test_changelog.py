@@ -33,7 +33,7 @@ def test_each_fragment_has_a_known_kind() -> None:
         assert not in_parts, f"{path.name}: one paragraph, no heading or list"
 
 
-def test_contributors_are_told_the_kinds() -> None:
+def test_contributors_find_the_kinds_documented() -> None:
     for page in (CHANGES / "README.md", ROOT / "CONTRIBUTING.md"):
         listed = re.search(r"<topic>\.<([a-z|]+)>\.md", page.read_text(encoding="utf-8"))
         assert listed, page

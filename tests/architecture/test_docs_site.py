@@ -121,7 +121,7 @@ def test_pages_show_what_github_shows(site: Path, documents: dict[Path, Document
             continue  # the site has more: the docstrings
         text = path.read_text(encoding="utf-8")
         there, here = Document(github.render(text)).counts, documents[page].counts
-        # A table of numbers beside the lines would be one of the highlighter's own.
+        # A table of numbers next to the lines would come from the highlighter.
         wrong = {tag: (there[tag], here[tag]) for tag in COUNTED if there[tag] != here[tag]}
         different += [f"{path.relative_to(ROOT)}: {wrong} (GitHub, site)"] if wrong else []
     assert different == []

@@ -75,7 +75,7 @@ def test_hooks_call_the_same() -> None:
     # A hook is given the files of a commit where the test takes all of them.
     called = [" ".join(word for word in command if word not in (".", "--quiet")) for command in GATE.values()]
     assert {*called, " ".join(CLANG_FORMAT)} <= hooks.keys()
-    assert hooks["mypy"]["pass_filenames"] is False  # it has its own list
+    assert hooks["mypy"]["pass_filenames"] is False  # it has a separate list
     chosen = re.compile(hooks[" ".join(CLANG_FORMAT)]["files"])
     for path in source_files("csrc", "tests"):
         native = path.suffix in NATIVE_SUFFIXES and path.is_relative_to(ROOT / "csrc")

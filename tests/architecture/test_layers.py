@@ -1,4 +1,4 @@
-"""A file imports from floors below its own, never upward, never sideways between siblings, and never in a circle."""
+"""A file imports from floors below it, never upward, never sideways between siblings, and never in a circle."""
 
 from __future__ import annotations
 

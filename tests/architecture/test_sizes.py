@@ -55,7 +55,7 @@ def test_each_file_has_a_license() -> None:
     assert 'SPDX-License-Identifier = "Apache-2.0"' in declared
 
 
-def test_names_of_test_files_are_their_own() -> None:
+def test_names_of_test_files_are_unique() -> None:
     """Pytest imports a test file by its name alone, so two of one name cannot be collected together."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py") if not (path.parent / "__init__.py").exists()]
     assert sorted(name for name in set(names) if names.count(name) > 1) == []

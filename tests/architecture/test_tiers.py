@@ -12,9 +12,9 @@ from pathlib import Path
 from source_tree import ROOT, short
 
 #: Others hold neither a mark of a tier nor what measures.
-_TOLD = re.compile(r"\b(truth|trust|thorough|measurements|device_truth)\b")
+_MARKED = re.compile(r"\b(truth|trust|thorough|measurements|device_truth)\b")
 TEST_FILES = [
-    path for path in sorted((ROOT / "tests").rglob("test_*.py")) if _TOLD.search(path.read_text(encoding="utf-8"))
+    path for path in sorted((ROOT / "tests").rglob("test_*.py")) if _MARKED.search(path.read_text(encoding="utf-8"))
 ]
 PAGE = (ROOT / "docs" / "internals" / "tests.md").read_text(encoding="utf-8")
 ROWS = PAGE.splitlines()

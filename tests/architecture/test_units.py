@@ -21,7 +21,7 @@ UNITLESS = {
     *("critical", "crosses_hosts", "op", "communicator", "path", "directory", "verdict", "name"),
     "cost",  # in the currency of the prices, which the answer names
     "bytes",  # says its unit
-    *("mean", "median", "low", "high", "error"),  # of loader_rates: the quantity beside it says its unit
+    *("mean", "median", "low", "high", "error"),  # of loader_rates: the quantity next to it says its unit
 }
 
 
@@ -65,8 +65,8 @@ def check_column(table: str, column: Column) -> None:
         if numeric and column.name.endswith(ends):
             assert column.role in roles, f"{table}.{column.name} declares role {column.role!r}"
     assert column.missing == 0 or str(column.missing) in column.doc, f"{table}.{column.name} does not explain its -1"
-    told = re.search(r"(^|[,;:] )-1 (if|for|when|where|otherwise|outside)\b", column.doc)
-    assert not told or column.missing == -1, f"{table}.{column.name} does not declare its -1"
+    reported = re.search(r"(^|[,;:] )-1 (if|for|when|where|otherwise|outside)\b", column.doc)
+    assert not reported or column.missing == -1, f"{table}.{column.name} does not declare its -1"
     for unit in ("ns", "bytes"):
         if column.name.endswith(f"_{unit}"):
             assert column.unit == unit, f"{table}.{column.name} declares unit {column.unit!r}"

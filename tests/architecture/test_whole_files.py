@@ -49,11 +49,11 @@ def nodes(text: str) -> list[ast.AST]:
 def own_names(text: str) -> list[int]:
     """Lines with a text that ends like the name of a half written file; documentation does not count."""
     found = nodes(text)
-    told = {id(node.value) for node in found if isinstance(node, ast.Expr)}
+    reported = {id(node.value) for node in found if isinstance(node, ast.Expr)}
     return [
         node.lineno
         for node in found
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in reported
         if node.value.endswith(ENDINGS)
     ]
 
@@ -141,7 +141,7 @@ OWN_READS = {
     "data files that it has been asked to read, copy or drop": "lab/page_cache lab/stage_files",
     "SQLite, of a path that the source has opened": "importers/nsys/database",
 }
-#: Guest code imports nothing of ours, and reads what the recorder of its own process made.
+#: Guest code imports nothing of ours, and reads what the recorder of its process made.
 GUEST = "stashtrace/probes/"
 READERS = {"read_text", "read_bytes", "fromfile", "memmap"}
 WRITING = {"w", "x", "a"}

@@ -86,7 +86,7 @@ def test_another_machine_is_said_to_be_one() -> None:
     assert calibration.machine_text == 'A "fast" CPU'
 
 
-def test_a_file_is_found_beside_the_run(tmp_path: Path) -> None:
+def test_a_file_is_found_next_to_the_run(tmp_path: Path) -> None:
     assert find_calibration([str(tmp_path)]) is None
     (tmp_path / "calibration.toml").write_text(calibration_text(made()))
     found = find_calibration(["nowhere", str(tmp_path)])

@@ -18,7 +18,7 @@ from stashtrace.calibration.noise import (
 )
 
 
-def alike(random: np.random.Generator, count: int, likeness: float) -> np.ndarray:
+def similar(random: np.random.Generator, count: int, likeness: float) -> np.ndarray:
     """Values of variance 1 and mean 0, each like the one before."""
     shocks = random.standard_normal(count) * math.sqrt(1 - likeness**2)
     values = np.empty(count)
@@ -32,7 +32,7 @@ def share_of_right_intervals(count: int, likeness: float, trials: int = 300) -> 
     random = np.random.default_rng(11)
     right = 0
     for _ in range(trials):
-        values = alike(random, count, likeness)
+        values = similar(random, count, likeness)
         error, degrees = standard_error(values)
         right += abs(values.mean()) <= error * student(degrees)
     return right / trials
@@ -43,7 +43,7 @@ def share_of_right_intervals(count: int, likeness: float, trials: int = 300) -> 
     [(25, 0.0, 0.90), (60, 0.0, 0.92), (200, 0.0, 0.92), (60, 0.5, 0.85), (200, 0.7, 0.88), (60, -0.9, 0.95)],
 )
 def test_the_interval_holds_the_mean(count: int, likeness: float, least: float) -> None:
-    """Nominal are 95 of 100; of steps that are much alike, a few less. Single steps would be right in 0.5 to 0.7."""
+    """Nominal are 95 of 100; of steps that are very similar, a few less. Single steps would be right in 0.5 to 0.7."""
     assert share_of_right_intervals(count, likeness) >= least
 
 
@@ -51,27 +51,27 @@ def test_steps_taken_singly_would_be_too_sure() -> None:
     random = np.random.default_rng(11)
     right = 0
     for _ in range(300):
-        values = alike(random, 200, 0.7)
+        values = similar(random, 200, 0.7)
         right += abs(values.mean()) <= 1.96 * values.std(ddof=1) / math.sqrt(200)
     assert right / 300 < 0.7
 
 
 def test_blocks_grow_with_likeness() -> None:
     random = np.random.default_rng(3)
-    means = [np.mean([block_steps(alike(random, 400, rho)) for _ in range(20)]) for rho in (0.0, 0.5, 0.9)]
+    means = [np.mean([block_steps(similar(random, 400, rho)) for _ in range(20)]) for rho in (0.0, 0.5, 0.9)]
     assert means[0] < 10
     assert means[0] < means[1] < means[2]
 
 
 def test_alternating_steps_are_surer_than_single_ones() -> None:
-    """Two workers that deliver by turns: long, short, long, short. Their mean is known well."""
+    """Two workers that deliver alternately: long, short, long, short. Their mean is known well."""
     values = np.tile([10.0, 30.0], 40) + np.random.default_rng(1).normal(0, 0.1, 80)
     error, _ = standard_error(values)
     assert error < 0.2 * values.std(ddof=1) / math.sqrt(80)
 
 
 def test_the_error_of_a_mean_is_that_of_all_resamples() -> None:
-    candidates = (alike(np.random.default_rng(seed), 96, 0.6) for seed in range(100))
+    candidates = (similar(np.random.default_rng(seed), 96, 0.6) for seed in range(100))
     values = next(v for v in candidates if block_steps(v) in (6, 8, 12))  # whole blocks
     length = block_steps(values)
     blocks = len(values) // length

@@ -1,4 +1,4 @@
-"""Runs the command line as a person does: a process of its own, its stdout, stderr and exit code."""
+"""Runs the command line as a person does: a separate process, its stdout, stderr and exit code."""
 
 from __future__ import annotations
 

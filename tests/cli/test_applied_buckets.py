@@ -18,7 +18,7 @@ from stashtrace.replay.communication.overlap import bucket_ends
 
 needs_torch()
 
-#: Six layers of 257 KiB; with an argument the script chooses its buckets itself. It starts its own ranks.
+#: Six layers of 257 KiB; with an argument the script chooses its buckets itself. It starts its ranks itself.
 JOB = """
 import os, subprocess, sys
 if "RANK" not in os.environ:

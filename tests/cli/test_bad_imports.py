@@ -90,10 +90,10 @@ def test_links_in_circles_cost_nothing(run: Run, job: Path) -> None:
     os.mkfifo(job / "pipe.json")
     facts = json.loads(run("info", "job", "--format", "json").out)
     assert facts["ranks"] == [0, 1]
-    told = {Path(row["advice"].split()[0]).name: row["advice"] for row in facts["losses"]}
-    assert "Too many levels of symbolic links" in told["a.json"]
-    assert "No such file" in told["gone.json"]
-    assert "not a regular file" in told["pipe.json"]
+    reported = {Path(row["advice"].split()[0]).name: row["advice"] for row in facts["losses"]}
+    assert "Too many levels of symbolic links" in reported["a.json"]
+    assert "No such file" in reported["gone.json"]
+    assert "not a regular file" in reported["pipe.json"]
 
 
 def test_file_without_permission(job: Path) -> None:
@@ -123,8 +123,8 @@ def test_many_files_of_one_fault_are_one_line(run: Run, job: Path) -> None:
     for index in range(500):
         (job / f"more{index:03}.json").write_text("{")
         (job / f"none{index:03}.json").touch()
-    told = " ".join(run("analyze", "summary", "job").out.split())
-    assert "! job/none000.json is empty (and 499 more like it)" in told
+    reported = " ".join(run("analyze", "summary", "job").out.split())
+    assert "! job/none000.json is empty (and 499 more like it)" in reported
     assert "500 importers/file_not_recognised" not in run("info", "job").out
     assert "497 importers/unreadable_file (data_loss) in 497 more lines" in run("info", "job").out
 
@@ -157,14 +157,14 @@ def test_two_jobs_of_one_gpu(run: Run, tmp_path: Path) -> None:
     for name in ("alexnet", "param_resnet"):
         shutil.copy(corpus(f"kineto/one_gpu/{name}.json.gz"), tmp_path / "mixed")
     answer = run("analyze", "summary", "mixed")
-    told = refused(answer)
-    assert told.startswith("mixed holds files of 2 jobs: ")
-    assert "alexnet.json.gz (rank 0)" in told
-    assert "param_resnet.json.gz (rank 0)" in told
+    reported = refused(answer)
+    assert reported.startswith("mixed holds files of 2 jobs: ")
+    assert "alexnet.json.gz (rank 0)" in reported
+    assert "param_resnet.json.gz (rank 0)" in reported
     assert "if they are ranks of one job, call the files rank0, rank1, ..." in answer.err
 
 
-def test_two_jobs_in_folders_of_their_own(run: Run, tmp_path: Path) -> None:
+def test_two_jobs_in_separate_folders(run: Run, tmp_path: Path) -> None:
     for name, pid in (("a", 100), ("b", 200)):
         write_job(tmp_path / "mixed" / name)
         for path in (tmp_path / "mixed" / name).iterdir():
@@ -172,9 +172,9 @@ def test_two_jobs_in_folders_of_their_own(run: Run, tmp_path: Path) -> None:
             for event in content["traceEvents"]:
                 event["pid"] = pid if event.get("cat") != "kernel" else event["pid"]
             path.write_text(json.dumps(content))
-    told = refused(run("info", "mixed"))
-    assert told.startswith("mixed holds files of 2 jobs: a/rank0")
-    assert "(ranks 0,1); b/rank0" in told
+    reported = refused(run("info", "mixed"))
+    assert reported.startswith("mixed holds files of 2 jobs: a/rank0")
+    assert "(ranks 0,1); b/rank0" in reported
     assert run("info", "mixed/a").code == 0
 
 
@@ -182,18 +182,18 @@ def test_two_exports_of_nsight(run: Run, tmp_path: Path) -> None:
     (tmp_path / "mixed").mkdir()
     for name in ("mock", "h100_2gpu_1s"):
         shutil.copy(corpus(f"nsys/{name}.sqlite"), tmp_path / "mixed")
-    told = refused(run("analyze", "summary", "mixed"))
-    assert "h100_2gpu_1s.sqlite (ranks 0,1)" in told
-    assert "mock.sqlite (rank 0)" in told
+    reported = refused(run("analyze", "summary", "mixed"))
+    assert "h100_2gpu_1s.sqlite (ranks 0,1)" in reported
+    assert "mock.sqlite (rank 0)" in reported
 
 
 def test_missing_ranks_leave_transfers_in_doubt(run: Run) -> None:
     path = corpus("kineto/one_rank_of_many/nccl_meta_rank0_of_2.json.gz")
-    told = " ".join(run("analyze", "summary", path).out.split())
-    assert "transfers of all-reduce are in flight 14.6 ms a step" in told
-    assert "part of it may be waiting: rank 1 left no record here" in told
-    assert "no file of rank 1 of 2: who was late is only known among the others" in told
-    assert "after every rank had arrived" not in told
+    reported = " ".join(run("analyze", "summary", path).out.split())
+    assert "transfers of all-reduce are in flight 14.6 ms a step" in reported
+    assert "part of it may be waiting: rank 1 left no record here" in reported
+    assert "no file of rank 1 of 2: who was late is only known among the others" in reported
+    assert "after every rank had arrived" not in reported
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -246,19 +246,19 @@ def test_steps_that_do_not_match(run: Run, job: Path, marked: bool) -> None:
             event["name"] = f"ProfilerStep#{int(event['name'].partition('#')[2]) + 70}" if marked else "train"
     path.write_text(json.dumps(content))
     facts = json.loads(run("info", "job", "--format", "json").out)
-    told = [row["advice"] for row in facts["losses"] if row["reason"] == "steps_of_their_own"]
-    assert len(told) == 1
-    assert told[0].startswith("rank 1 recorded none of the steps of the others (rank 1: ")
+    reported = [row["advice"] for row in facts["losses"] if row["reason"] == "steps_of_their_own"]
+    assert len(reported) == 1
+    assert reported[0].startswith("rank 1 recorded none of the steps of the others (rank 1: ")
     assert run("analyze", "stalls", "job").code == 0
 
 
-def test_newer_schema_is_told(run: Run, job: Path) -> None:
+def test_newer_schema_is_reported(run: Run, job: Path) -> None:
     path = job / "rank1.pt.trace.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "schemaVersion": 99}))
     losses = json.loads(run("info", "job", "--format", "json").out)["losses"]
-    told = [row for row in losses if "schema" in row["reason"]]
-    assert [(row["reason"], row["severity"]) for row in told] == [("newer_schema", "error")]
-    assert "schemaVersion is 99" in told[0]["advice"]
+    reported = [row for row in losses if "schema" in row["reason"]]
+    assert [(row["reason"], row["severity"]) for row in reported] == [("newer_schema", "error")]
+    assert "schemaVersion is 99" in reported[0]["advice"]
 
 
 def test_half_a_surrogate_pair_ends_nothing(run: Run, tmp_path: Path) -> None:
@@ -278,8 +278,8 @@ def test_info_keeps_all_that_a_rank_said(run: Run, tmp_path: Path) -> None:
     dump = {"version": "2.4", "pg_config": {"0": {"desc": "world", "ranks": "[0]"}}, "entries": entries}
     (tmp_path / "nccl_trace_rank_0.json").write_text(json.dumps(dump))
     answer = run("info", str(tmp_path), "--format", "json")
-    told = json.loads(answer.out)["facts"]["flight_recorder.unfinished_operation of 0"].split("; ")
-    assert [text.split(" of ")[0] for text in told] == ["all_reduce 1", "all_reduce 2", "all_reduce 3"]
+    reported = json.loads(answer.out)["facts"]["flight_recorder.unfinished_operation of 0"].split("; ")
+    assert [text.split(" of ")[0] for text in reported] == ["all_reduce 1", "all_reduce 2", "all_reduce 3"]
     lines = run("info", str(tmp_path)).out.splitlines()
     assert any(line.startswith("  flight_recorder.unfinished_operation of 0 all_reduce 1") for line in lines)
 
@@ -321,7 +321,7 @@ def test_formats_that_are_not_read_are_refused_by_name(run: Run, files: str, nam
         assert instead in answer.err
 
 
-def test_results_beside_a_trace_are_no_loss(run: Run, job: Path) -> None:
+def test_results_next_to_a_trace_are_no_loss(run: Run, job: Path) -> None:
     shutil.copy(corpus("dlio_hpe_unet3d_h100/3_output.json.gz"), job)
     losses = json.loads(run("info", "job", "--format", "json").out)["losses"]
     assert [(row["reason"], row["severity"]) for row in losses] == [("file_not_recognised", "info")]

@@ -1,4 +1,4 @@
-"""``stashtrace check``: exit codes, baselines, what CI systems read, recording by turns; ``diff`` of several runs."""
+"""``stashtrace check``: exit codes, baselines, what CI systems read, alternate recording; ``diff`` of several runs."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class TestWhatWouldDecide:
         assert shlex.split(command)[:2] == ["cd", str(tmp_path / "new dir")]
         assert f"--before-dir {shlex.quote(str(tmp_path) + '/old ' + chr(39) + 'dir')} " in command
 
-    def test_needs_the_version_before_in_a_folder_of_its_own(self, check: Check, tmp_path: Path) -> None:
+    def test_needs_the_version_before_in_a_separate_folder(self, check: Check, tmp_path: Path) -> None:
         runs = self.inconclusive(tmp_path, ["python", "a.py"], ["python", "a.py"])
         for run in runs:
             self.change(Path(run), working_directory=str(tmp_path))
@@ -214,7 +214,7 @@ def test_a_baseline_comes_before_a_folder_of_its_name(check: Check) -> None:
     assert by_path["kinds"][0]["growth_ns"] == 0
 
 
-def test_several_runs_of_a_baseline_tell_their_spread(check: Check) -> None:
+def test_several_runs_of_a_baseline_show_their_spread(check: Check) -> None:
     old = [record(f"old-{n}", n) for n in range(4)]
     assert check(*old, "--save-baseline", "main")[2].startswith("saved .stashtrace/baselines/main.json: 4 runs, ")
     content = json.loads(check(record("new", 9), "--against", "main", "--format", "json")[1])
@@ -238,7 +238,7 @@ def test_a_worse_run_does_not_become_the_baseline(check: Check, tmp_path: Path) 
     assert (code, "saved .stashtrace/baselines/good.json" in err) == (0, True)
 
 
-def test_a_run_beside_itself_is_the_same_recording(check: Check, tmp_path: Path) -> None:
+def test_a_run_against_itself_is_the_same_recording(check: Check, tmp_path: Path) -> None:
     old = record("old", 1)
     shutil.copytree(old, "a copy")
     check(old, "--save-baseline", "main")
@@ -405,7 +405,7 @@ def test_a_run_without_steps_is_named(check: Check) -> None:
     assert "\nhint: " in err
 
 
-def test_a_file_that_cannot_be_written_is_told_before_anything_is_read(check: Check) -> None:
+def test_a_file_that_cannot_be_written_is_reported_before_anything_is_read(check: Check) -> None:
     code, _, err = check("gone", "--against", "gone", "--junit", "no/such/folder.xml")
     assert code == 3
     assert "cannot write no/such/folder.xml" in err
@@ -463,7 +463,7 @@ class TestByTurns:
         words = ("--rerun", 1, "--before-dir", "../old", "-o", "runs", "--format", "json")
         code, out, _ = check(*words, "--", sys.executable, "job.py")
         assert code == 1
-        # Beside other work, what computes may differ as well.
+        # During other work, what computes may differ as well.
         rows = [
             row for row in json.loads(out)["functions"] if row["verdict"] != "no difference" and row["kind"] == "other"
         ]

@@ -64,7 +64,7 @@ def test_each_question_in_each_format(history: Path, question: str, capsys: pyte
     assert "no rows" not in text
 
 
-def test_the_fleet_by_each_group_and_with_prices_of_ones_own(history: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_fleet_by_each_group_and_with_given_prices(history: Path, capsys: pytest.CaptureFixture[str]) -> None:
     costs = {}
     for price in ("10", "20"):
         words = ("history", history, "fleet", "--by", "host", "--price", f"p4d.24xlarge={price}", "--format", "json")

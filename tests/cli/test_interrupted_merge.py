@@ -1,7 +1,7 @@
 """`stashtrace merge` that is interrupted leaves no half written file, and nothing of the run is lost.
 
 The signal comes at an exact place, not at a time: where the merge opens, renames or changes the rights of a half
-written file, told by Python's audit events. So the places are the same on each machine.
+written file, known from Python's audit events. So the places are the same on each machine.
 """
 
 from __future__ import annotations

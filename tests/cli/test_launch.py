@@ -82,7 +82,7 @@ def test_signals_are_passed_on(tmp_path: Path, number: signal.Signals) -> None:
 
 def test_stop_and_continue(tmp_path: Path) -> None:
     words = ["run", "--out", tmp_path / "o", "--no-merge", "--", "sh", "-c", "echo $$; read x; exit 5"]
-    # A group of its own, with its parent in the same session: the kernel does not stop orphaned groups.
+    # A separate group, with its parent in the same session: the kernel does not stop orphaned groups.
     process = started(*words, stdin=subprocess.PIPE, options={"preexec_fn": os.setpgrp})
     assert process.stdout is not None
     try:

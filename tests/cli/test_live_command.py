@@ -1,4 +1,4 @@
-"""``stashtrace live`` on a terminal of its own, in a pipe, and on what is no run."""
+"""``stashtrace live`` on a separate terminal, in a pipe, and on what is no run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def job(tmp_path: Path) -> Path:
 
 
 class Terminal:
-    """A command on a terminal of its own."""
+    """A command on a separate terminal."""
 
     def __init__(self, *words: object, columns: int = 80, **extra: str) -> None:
         self.controller, self._side = pty.openpty()

@@ -1,6 +1,6 @@
 """Runs of several launchers, as a scheduler would start them; no scheduler and no torch is needed here.
 
-What SLURM and MPI tell their processes is played by `task`; the launchers, their files and the merge are real.
+What SLURM and MPI pass to their processes is played by `task`; the launchers, their files and the merge are real.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ JOB = [sys.executable, "-S", "-c", READ]
 
 
 def task(number: int, tasks: int, **more: str) -> dict[str, str]:
-    """What srun tells a task."""
+    """What srun passes to a task."""
     return {
         "SLURM_JOB_ID": "4711",
         "SLURM_STEP_ID": "0",
@@ -164,7 +164,7 @@ def test_hosts_that_meet_at_a_url(run: Run, tmp_path: Path) -> None:
 
 
 def test_variables_for_a_command_that_stays_as_it_is(run: Run, tmp_path: Path) -> None:
-    """Two pods that share a directory: no launcher of ours, and the command is the container's own."""
+    """Two pods that share a directory: no launcher of ours, and the command is that of the container."""
     for pod in ("0", "1"):
         variables = run("env", "--out", "d", "--run-id", "uid-1", JOB_COMPLETION_INDEX=pod)
         assert variables.code == 0

@@ -112,11 +112,11 @@ def test_complaints(
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
     assert main(["model", *(word.format(run=run, folder=folder) for word in words)]) == code
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("error: ")
-    assert said in told.err.splitlines()[0]
-    assert "hint: " in told.err
+    reported = capsys.readouterr()
+    assert reported.out == ""
+    assert reported.err.startswith("error: ")
+    assert said in reported.err.splitlines()[0]
+    assert "hint: " in reported.err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -160,7 +160,7 @@ def test_a_tiny_sweep_from_end_to_end(tmp_path: Path) -> None:
     assert [v["messages_count"] for v in found["variants"]] == [18, 30, 42]
     assert [v["tensors_count"] for v in found["variants"]] == [18, 30, 42]
     for variant in found["variants"]:
-        # Medians of different sets of a few noisy steps, so neither must be the larger; made-up traces tell what each
+        # Medians of different sets of a few noisy steps, so neither must be the larger; made-up traces show what each
         # is to the nanosecond. A wrong unit would be off by a thousand.
         step_ns = variant["tn_ns"]["value"]
         assert 0 < variant["exposed_ns"] < 10 * step_ns
@@ -217,10 +217,10 @@ def test_what_was_measured_is_shown_before_the_complaint(tmp_path: Path, capsys:
     (tmp_path / "study.json").write_text(json.dumps(study(resnets(10))), encoding="utf-8")
     capsys.readouterr()
     assert main(["model", str(tmp_path), "--predict", "resnet50"]) == 4
-    told = capsys.readouterr()
-    assert "interconnect stall, step of 2 ranks minus step of one" in told.out
-    assert "predicted:" not in told.out
-    assert told.err.startswith("error: the study carries no fit to predict with")
+    reported = capsys.readouterr()
+    assert "interconnect stall, step of 2 ranks minus step of one" in reported.out
+    assert "predicted:" not in reported.out
+    assert reported.err.startswith("error: the study carries no fit to predict with")
     assert main(["model", str(tmp_path), "--predict", "resnet50", "--format", "json"]) == 4
     found = json.loads(capsys.readouterr().out)
     assert found["predictions"] == []
@@ -233,6 +233,6 @@ def test_a_damaged_study_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "study.json").write_text(json.dumps(content), encoding="utf-8")
     capsys.readouterr()
     assert main(["model", str(tmp_path)]) == 4
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("error: this is not a study: its settings lack backend")
+    reported = capsys.readouterr()
+    assert reported.out == ""
+    assert reported.err.startswith("error: this is not a study: its settings lack backend")

@@ -32,7 +32,7 @@ def test_help_shows_the_documented_one_alone() -> None:
 
 
 @pytest.mark.parametrize("option", ["--out", "--output", "-o"])
-def test_export_writes_where_it_was_told(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_writes_where_it_was_asked_to(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(tmp_path / "run")
     assert write_synthetic([run, "--ranks", "1", "--steps", "3"]) == 0
     assert main(["export", "csv", run, option, str(tmp_path / "stalls.csv"), "--table", "stalls"]) == 0
@@ -40,7 +40,7 @@ def test_export_writes_where_it_was_told(option: str, tmp_path: Path, capsys: py
     assert "error" not in capsys.readouterr().err
 
 
-def test_the_commands_own_output_option_is_left_alone() -> None:
+def test_the_commands_output_option_is_left_alone() -> None:
     assert split_command(["--output", "here", "python", "a.py", "--output", "b"]) == (
         ["--output", "here"],
         ["python", "a.py", "--output", "b"],

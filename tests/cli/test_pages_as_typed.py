@@ -49,7 +49,7 @@ def check(run: Run, page: str, cwd: Path) -> None:
     commands = shown(page)
     assert commands
     # What is made further down a page is used further up.
-    for command, lines in sorted(commands, key=lambda told: not told[0].startswith(MAKES)):
+    for command, lines in sorted(commands, key=lambda reported: not reported[0].startswith(MAKES)):
         if command.startswith(MAKES):
             answer = made(command.removeprefix(MAKES), cwd)
         else:

@@ -113,7 +113,7 @@ def test_baselines_and_calibration(put: Put, run: Path, tmp_path: Path, capsys: 
     assert "bug in stashtrace" not in capsys.readouterr().err
 
 
-def test_scrubbing_beside_a_pipe(run: Path, tmp_path: Path) -> None:
+def test_scrubbing_next_to_a_pipe(run: Path, tmp_path: Path) -> None:
     put_pipe(run / "launch.x.1.json")
     put_pipe(run / "a.1.0.stash")
     assert main(["scrub", str(run), "-o", str(tmp_path / "new")]) in (0, 4)

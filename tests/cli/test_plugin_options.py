@@ -81,7 +81,7 @@ def read(function: Callable[..., object], *words: str) -> dict[str, Any]:
         (["--ranks", "0,2, 5"], {"ranks": [0, 2, 5]}),
         (["--names", "a,b"], {"names": ("a", "b")}),
         (["--paths", "a"], {"paths": [Path("a")]}),
-        (["--named", "4", "--quoted", "5"], {"named": 4, "quoted": 5}),  # defaults tell what annotations cannot
+        (["--named", "4", "--quoted", "5"], {"named": 4, "quoted": 5}),  # defaults say what annotations cannot
         (["--name", "x", "--plain", "1"], {"name": "x", "plain": 1.0}),
     ],
 )
@@ -124,7 +124,7 @@ def test_texts_of_the_docstring() -> None:
     }
 
 
-def test_help_tells_texts_and_defaults() -> None:
+def test_help_shows_texts_and_defaults() -> None:
     parser = Parser("analyze", "")
     add_options(parser, PLUGIN, mine)
     text = " ".join(parser.format_help().split())

@@ -27,12 +27,12 @@ MS = 1_000_000
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example package, installed into a folder of its own, without any network."""
-    for tool in ("pip", "setuptools"):  # not imported: setuptools puts its own distutils in the place of Python's
+    """The example package, installed into a separate folder, without any network."""
+    for tool in ("pip", "setuptools"):  # not imported: setuptools puts its distutils in the place of Python's
         if find_spec(tool) is None:
             pytest.skip(f"{tool} is not installed")
     folder = tmp_path_factory.mktemp("plugin")
-    shutil.copytree(EXAMPLE, folder / "source")  # a build leaves files beside the source
+    shutil.copytree(EXAMPLE, folder / "source")  # a build leaves files next to the source
     subprocess.run(
         [
             sys.executable,
@@ -108,7 +108,7 @@ def test_an_analysis_of_a_package_is_listed(site: Path) -> None:
     assert "phase_totals" not in stashtrace("analyze", "--help").out
 
 
-def test_it_has_options_of_its_own(site: Path) -> None:
+def test_it_has_options(site: Path) -> None:
     answer = with_site("analyze", "phase_totals", "--help", site=site)
     assert (answer.code, answer.err) == (0, "")
     assert "phase_totals: Time of each rank in each phase. From stashtrace-stopwatch 1.2." in answer.out
@@ -186,9 +186,9 @@ def test_damage_of_its_files_is_a_loss(site: Path, traces: Path) -> None:
         file.write("sideways,1,2\nforward,one,2\n")
     (traces / "rank2.csv").write_text("# stopwatch two\n", encoding="utf-8")
     facts = json.loads(with_site("info", traces, "--format", "json", site=site).out)
-    told = {(row["collector"], row["reason"]): row["lost_count"] for row in facts["losses"]}
-    assert told["stopwatch", "line_damaged"] == 2
-    assert told["importers", "unreadable_file"] == 1
+    reported = {(row["collector"], row["reason"]): row["lost_count"] for row in facts["losses"]}
+    assert reported["stopwatch", "line_damaged"] == 2
+    assert reported["importers", "unreadable_file"] == 1
     alone = with_site("summary", traces / "rank2.csv", site=site)
     assert alone.code == 4
     assert "tell the authors of stashtrace-stopwatch 1.2" in alone.err
@@ -323,7 +323,7 @@ def test_broken_packages_are_warnings_in_the_list(broken: Path, site: Path) -> N
     assert len(said) == 6
 
 
-def test_broken_packages_leave_our_own_alone(broken: Path, run_of_two: Path) -> None:
+def test_broken_packages_leave_ours_alone(broken: Path, run_of_two: Path) -> None:
     for words in (("stalls", "--by", "rank"), ("summary",), ("findings", "--format", "csv")):
         plain = stashtrace("analyze", words[0], run_of_two, *words[1:])
         assert plain.code == 0
@@ -355,7 +355,7 @@ def test_a_broken_analysis_is_an_error_when_used(broken: Path, run_of_two: Path,
     ]
 
 
-def test_columns_of_a_package_are_its_own(broken: Path, run_of_two: Path) -> None:
+def test_columns_of_a_package_belong_to_it(broken: Path, run_of_two: Path) -> None:
     """Packages may have had such a parameter before there was an option of this name."""
     answer = with_site("analyze", "with_columns", run_of_two, "--columns", "3", "--format", "csv", site=broken)
     assert (answer.code, answer.out) == (0, "asked_count\n3\n")

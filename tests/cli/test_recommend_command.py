@@ -152,7 +152,7 @@ def test_the_exit_code_outlives_the_reader(job: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_own_price(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_given_price(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = as_json(capsys, *WORK, "--price", "node4=80")
     row = next(row for row in found["candidates"] if (row["instance"], row["count"]) == ("node4", 1))
     assert row["price_per_hour"] == 80
@@ -204,9 +204,9 @@ def test_the_catalog_for_programs(job: Path, added: int, capsys: pytest.CaptureF
     assert found["p3.16xlarge"]["priced_on"] == "2026-08-26"
     assert ("desk" in found) == bool(added)
     assert main(["recommend", "--list", "--format", "csv", *own]) == 0
-    told = list(csv.DictReader(capsys.readouterr().out.splitlines()))
-    assert [row["name"] for row in told] == [row["name"] for row in rows]
-    assert told[0].keys() == rows[0].keys()
+    reported = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [row["name"] for row in reported] == [row["name"] for row in rows]
+    assert reported[0].keys() == rows[0].keys()
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_a_daemon_is_not_waited_for_longer_than_the_grace_time(run: Run, job: Pa
     assert records(job / "out")["posix_io"] >= 6000
 
 
-#: In a session of its own, with an `exec` just when the command ends: its file is not there at that moment.
+#: In a separate session, with an `exec` just when the command ends: its file is not there at that moment.
 DAEMON = "(setsid sh -c 'sleep {seconds}; exec \"$0\" job.py' {python} >/dev/null 2>&1 &)"
 
 

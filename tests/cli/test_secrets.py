@@ -33,7 +33,7 @@ import contextlib
 for name in {[given for given, _ in NAMES] + ["local?b@c"]!r}:
     with contextlib.suppress(OSError): open(name).close()
 """
-#: Of these the arguments of :func:`test_both_halves_scrub_alike` are made.
+#: Of these the arguments of :func:`test_both_halves_scrub_the_same_way` are made.
 FRAGMENTS = (
     "--token --key --pwd --pass -u -H token key Api-Key Authorization Bearer no_token pad-token "
     "me X1 a.b 1000 / // :/ :// : = , ; & ? # @ ' \" { } ( -- - https s3 x+https ß "
@@ -78,7 +78,7 @@ def test_the_job_stores_what_the_rule_leaves(run: Run, tmp_path: Path) -> None:
     assert any(b"local?b@c" in text for text in texts)
 
 
-def test_both_halves_scrub_alike(run: Run, tmp_path: Path) -> None:
+def test_both_halves_scrub_the_same_way(run: Run, tmp_path: Path) -> None:
     """What stashtrace/scrubbing/secrets.py and csrc/core/scrubbing.cpp make of the same made-up arguments and names."""
     chance = random.Random(7)
     fragments = [*FRAGMENTS.split(), " ", " ", "="]
@@ -104,7 +104,7 @@ def test_both_halves_scrub_alike(run: Run, tmp_path: Path) -> None:
 def test_only_the_user_may_read_a_run(
     tmp_path: Path, umask: int, options: tuple[str, ...], directory: int, file: int
 ) -> None:
-    """The umask of the job is its own; merging again and exporting into the run keep the rights."""
+    """The umask of the job stays as it is; merging again and exporting into the run keep the rights."""
     script = "import os; was = os.umask(0); os.umask(was); print(oct(was))"
     ours = [sys.executable, "-m", "stashtrace"]
     for words in (
@@ -158,7 +158,7 @@ def test_stores_and_gathered_runs_follow_their_run(tmp_path: Path, file: int, di
 
 
 def test_a_characterization_belongs_to_its_user(tmp_path: Path) -> None:
-    """Everything in its folder: the answer, runs, what they printed, pages and pictures. The job's umask is its own."""
+    """Everything in its folder: the answer, runs, what they printed, pages and pictures. The job keeps its umask."""
     out = tmp_path / "answer"
     script = "import os; was = os.umask(0); os.umask(was); print(oct(was))"
     before = os.umask(0)

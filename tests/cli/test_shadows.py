@@ -34,7 +34,7 @@ PACKAGES = (
     "sitecustomize",
     "usercustomize",
 )
-#: Commands with arguments that make them do their work; those that train are in tests of their own.
+#: Commands with arguments that make them do their work; those that train are in separate tests.
 WORK: dict[str, tuple[tuple[str, ...], ...]] = {
     "run": (("run", "--out", "{tmp}/traced", "--", sys.executable, "-c", "print(6 * 7)"),),
     "env": (("env", "--out", "{tmp}/env"),),
@@ -72,7 +72,7 @@ COMMAND = "import sys\nfrom stashtrace.cli import main\nif __name__ == '__main__
 
 @pytest.fixture(scope="module")
 def shadows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder; each file writes its name into the file ``imported`` beside the folder."""
+    """The folder; each file writes its name into the file ``imported`` next to the folder."""
     folder = tmp_path_factory.mktemp("shadows") / "here"
     folder.mkdir()
     text = f"open({str(folder.parent / 'imported')!r}, 'a').write(__name__ + ' ')\nraise SystemExit('a shadow')\n"
@@ -121,7 +121,7 @@ def test_no_command_imports_from_the_current_folder(shadows: Path, tmp_path: Pat
         assert (imported(shadows), "a bug in stashtrace" in done.stderr) == ("", False), done.stderr
 
 
-def test_our_own_processes_do_not_either(shadows: Path) -> None:
+def test_our_processes_do_not_either(shadows: Path) -> None:
     for module in ("stashtrace", "stashtrace.lab.calibrate.calibrate_worker", "stashtrace.lab.sweep.study_worker"):
         done = run_in(shadows, *own_program(module, "--help"))
         assert imported(shadows) == "", done.stderr
@@ -187,7 +187,7 @@ import helper
 
 @pytest.mark.parametrize("how", ["script", "-c", "-m"])
 @pytest.mark.parametrize("safe", [False, True])
-def test_the_job_keeps_its_own_path(tmp_path: Path, how: str, safe: bool) -> None:
+def test_the_job_keeps_its_path(tmp_path: Path, how: str, safe: bool) -> None:
     """The folder of the script, or the current one, stands where it would; PYTHONPATH goes on behind ours."""
     (tmp_path / "job.py").write_text(JOB)
     (tmp_path / "lib").mkdir()

@@ -68,7 +68,7 @@ def test_a_run_directory_is_tried_by_a_name_that_nobody_knows(shared: Path, vict
 
 @pytest.mark.parametrize("rights", [0o755, 0o1777, 0o775, 0o777])
 def test_a_file_that_is_written_where_others_rename(tmp_path: Path, victim: Path, rights: int) -> None:
-    """The content goes to our file, whatever has its name by then; it is whole under its own name in the end."""
+    """The content goes to our file, whatever has its name by then; it is whole under its name in the end."""
     folder = tmp_path / "folder"
     folder.mkdir()
     folder.chmod(rights)
@@ -139,7 +139,7 @@ def test_a_directory_that_everybody_may_write_to_is_no_run_directory(tmp_path: P
 
 @pytest.mark.parametrize("rights", [0o755, 0o775, 0o2770, 0o1777])
 def test_folders_of_one_user_or_group_or_with_the_sticky_bit_are_taken(tmp_path: Path, rights: int) -> None:
-    """A group was let in on purpose; with umask 002 it is the user's own."""
+    """A group was let in on purpose; with umask 002 it is that of the user."""
     place = tmp_path / "project"
     place.mkdir()
     place.chmod(rights)
@@ -194,7 +194,7 @@ def test_the_mode_of_another_users_run_file_is_no_example(tmp_path: Path, owner:
     assert (tmp_path / "page.html").stat().st_mode & 0o777 == rights
 
 
-def test_a_directory_that_is_replaced_during_the_run_is_told(tmp_path: Path) -> None:
+def test_a_directory_that_is_replaced_during_the_run_is_reported(tmp_path: Path) -> None:
     job = "import os, sys; os.rename('run', 'away'); os.mkdir('run'); sys.exit(7)"
     words = [sys.executable, "-m", "stashtrace", "run", "--out", "run", "--", sys.executable, "-c", job]
     done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=100)

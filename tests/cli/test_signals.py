@@ -1,7 +1,7 @@
 """Every signal reaches a traced job as often as it reaches the same job untraced, whoever sends it.
 
 Who sends: a terminal, somebody who means the process group, the launcher alone, or the job alone, and ``timeout`` with
-and without ``--foreground``. All jobs of a test run side by side; each tells in a file what it saw.
+and without ``--foreground``. All jobs of a test run side by side; each writes to a file what it saw.
 """
 
 from __future__ import annotations

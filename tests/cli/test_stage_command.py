@@ -45,13 +45,13 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("slow.bin", "fast.bin"):
         (tmp_path / "data" / name).write_bytes(bytes(1000))
     (tmp_path / "run").mkdir()
-    tell(tmp_path, command=["job"], working_directory=str(tmp_path))
+    record(tmp_path, command=["job"], working_directory=str(tmp_path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("stashtrace.loading.load.load_trace", lambda path: recorded(tmp_path / "data"))
     return tmp_path
 
 
-def tell(job: Path, **facts: Any) -> None:
+def record(job: Path, **facts: Any) -> None:
     (job / "run/run.json").write_text(json.dumps(facts), encoding="utf-8")
 
 
@@ -126,7 +126,7 @@ def test_a_command_that_cannot_be_run_again(
     job: Path, capsys: pytest.CaptureFixture[str], facts: dict[str, Any], said: str
 ) -> None:
     """Said before anything is copied."""
-    tell(job, **facts)
+    record(job, **facts)
     assert said in stage(capsys, "--check", code=4)[1]
     assert not (job / "tier").exists()
 
@@ -135,7 +135,7 @@ def test_a_command_that_cannot_be_run_again(
 def test_facts_of_another_type_are_not_known(
     job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any]
 ) -> None:
-    tell(job, command=["job"], **facts)
+    record(job, command=["job"], **facts)
     measure(monkeypatch)
     assert "staged " in stage(capsys, "--check", "--repeat", "1")[0]
 

@@ -58,9 +58,9 @@ def test_info_and_errors_know_a_store(run: Path, tmp_path: Path, capsys: pytest.
     assert main(["export", "parquet", str(run), "-o", str(store)]) == 0
     capsys.readouterr()
     assert main(["info", str(store)]) == 0
-    told = capsys.readouterr().out
-    assert "store of a run" in told
-    assert "ranks       0,1" in told
-    assert "numbered_steps" not in told
+    reported = capsys.readouterr().out
+    assert "store of a run" in reported
+    assert "ranks       0,1" in reported
+    assert "numbered_steps" not in reported
     assert main(["analyze", "summary", str(run), str(store)]) == 2
     assert "run.store (a store)" in capsys.readouterr().err

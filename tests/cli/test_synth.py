@@ -1,4 +1,4 @@
-"""``stashtrace synth`` keeps its word: the budget of what it writes is the truth that it tells."""
+"""``stashtrace synth`` keeps its word: the budget of what it writes is the truth that it states."""
 
 from __future__ import annotations
 

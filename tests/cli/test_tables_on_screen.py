@@ -1,4 +1,4 @@
-"""Aligned tables: names above columns are told apart, and a terminal gets as many columns as fit into it."""
+"""Aligned tables: names above columns are distinguished, and a terminal gets as many columns as fit into it."""
 
 from __future__ import annotations
 
@@ -162,18 +162,18 @@ def test_a_terminal_gets_what_fits_and_a_pipe_everything(tmp_path: Path, capsys:
 
 
 def test_the_columns_that_were_asked_for_and_no_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A pipe got every column, and nothing but a script of its own could leave some out."""
+    """A pipe got every column, and nothing but a separate script could leave some out."""
     run = str(tmp_path / "run")
     assert write_synthetic([run, "--ranks", "1", "--steps", "3", "--calls-per-batch", "6"]) == 0
 
-    def told(*options: str) -> list[str]:
+    def printed(*options: str) -> list[str]:
         capsys.readouterr()
         assert main(["analyze", "stalls", run, "--columns", "cause_rank,kind,stall_ns", *options]) == 0
         return capsys.readouterr().out.splitlines()
 
-    assert told()[0].split() == ["cause_rank", "kind", "stall"], "in that order, also one that says nothing"
-    assert told("--format", "csv")[0] == "cause_rank,kind,stall_ns"
-    assert [*json.loads("\n".join(told("--format", "json")))[0]] == ["cause_rank", "kind", "stall_ns"]
+    assert printed()[0].split() == ["cause_rank", "kind", "stall"], "in that order, also one that says nothing"
+    assert printed("--format", "csv")[0] == "cause_rank,kind,stall_ns"
+    assert [*json.loads("\n".join(printed("--format", "json")))[0]] == ["cause_rank", "kind", "stall_ns"]
     assert main(["analyze", "stalls", run, "--columns", "kind,colour"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: stalls has no column 'colour'\n\nhint: it has rank, step, kind, stall_ns, ")

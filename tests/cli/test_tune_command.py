@@ -107,7 +107,7 @@ def test_only_one_value_of_a_setting_is_tried(tune: Tune) -> None:
     assert [(trial["name"], trial["value"]) for trial in json.loads(out)["trials"]] == [("OMP_NUM_THREADS", "3")]
 
 
-def test_too_few_rounds_say_what_they_cannot_tell(tune: Tune) -> None:
+def test_too_few_rounds_say_what_they_cannot_decide(tune: Tune) -> None:
     _, out, _ = tune("--only", "OMP_NUM_THREADS=1", "--rounds", 1, "--", "true")
     assert "Fewer than 3 rounds do not show how much equal runs differ" in out
     _, out, _ = tune("--only", "OMP_NUM_THREADS=1", "-o", "more", "--", "true")

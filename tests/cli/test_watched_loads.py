@@ -18,7 +18,7 @@ from stashtrace.loading.load import load_trace
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """Time that passes when a test says so."""
 
     def __init__(self) -> None:
         self.ns = 0

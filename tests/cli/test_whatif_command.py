@@ -47,17 +47,17 @@ def test_what_to_fix_first(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_critical_path_as_json_adds_up(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = json.loads(answered(capsys, str(run), "--format", "json"))["critical_path"]
-    assert sum(row["share_ratio"] for row in told["shares"]) == pytest.approx(1)
-    assert sum(row["ambiguous_ratio"] for row in told["shares"]) == pytest.approx(told["ambiguous_ratio"])
-    assert told["sentence"].startswith("critical path: ")
+    reported = json.loads(answered(capsys, str(run), "--format", "json"))["critical_path"]
+    assert sum(row["share_ratio"] for row in reported["shares"]) == pytest.approx(1)
+    assert sum(row["ambiguous_ratio"] for row in reported["shares"]) == pytest.approx(reported["ambiguous_ratio"])
+    assert reported["sentence"].startswith("critical path: ")
 
 
 def test_a_cause_of_the_summary_is_taken_away(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", "causes", str(run), "--format", "json"]) == 0
     first, *others = json.loads(capsys.readouterr().out)
-    told = json.loads(answered(capsys, str(run), "cause=1", "--format", "json"))
-    (answer,) = told["answers"]
+    reported = json.loads(answered(capsys, str(run), "cause=1", "--format", "json"))
+    (answer,) = reported["answers"]
     saved = answer["replayed_ns"] - answer["high_ns"], answer["replayed_ns"] - answer["low_ns"]
     assert first["saved_low_ns"] <= saved[0] <= saved[1] <= first["saved_high_ns"] * 1.001
     text = answered(capsys, str(run), "cause=1")
@@ -116,9 +116,9 @@ def test_nothing_is_predicted_where_the_causes_are_not_known(
     assert "no change is predicted: " in text
     assert "saves" not in text
     assert "critical path: " in text
-    told = json.loads(answered(capsys, kineto, "--format", "json"))
-    assert told["answers"] == []
-    assert told["run"]["gap_ratio"] == pytest.approx(0.4, abs=0.1)
+    reported = json.loads(answered(capsys, kineto, "--format", "json"))
+    assert reported["answers"] == []
+    assert reported["run"]["gap_ratio"] == pytest.approx(0.4, abs=0.1)
     assert main(["whatif", kineto, "--set", "compute=x0.5"]) == 4
     assert "this run allows no prediction" in capsys.readouterr().err
 
@@ -154,9 +154,9 @@ def test_now_is_the_step_as_it_was_and_a_change_of_nothing_changes_no_row(
     for name, *cells in rows:
         now, then = cells[:2], cells[2:]
         assert now == then, name
-    told = {name: float(cells[0]) * {"ms": 1, "us": 1e-3}[cells[1]] for name, *cells in rows}
-    assert told["step"] == pytest.approx(123, rel=0.01)
-    assert sum(told.values()) == pytest.approx(2 * told["step"], rel=0.02)
+    reported = {name: float(cells[0]) * {"ms": 1, "us": 1e-3}[cells[1]] for name, *cells in rows}
+    assert reported["step"] == pytest.approx(123, rel=0.01)
+    assert sum(reported.values()) == pytest.approx(2 * reported["step"], rel=0.02)
 
 
 def test_several_changes_hold_together(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,18 +214,18 @@ def test_an_imported_trace_with_kernels_is_answered(tmp_path: Path, capsys: pyte
 def test_a_change_is_known_by_its_form(quantity: str, capsys: pytest.CaptureFixture[str]) -> None:
     """``h2d=0`` was taken for a file, for its digit."""
     assert main(["whatif", f"{quantity}=?"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"error: {quantity}")
-    assert "does not exist" not in told
+    reported = capsys.readouterr().err
+    assert reported.startswith(f"error: {quantity}")
+    assert "does not exist" not in reported
 
 
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Two stages of four replicas; rank 1 computes for twice as long: a step takes 10 s, of ranks alike 7.75 s."""
+    """Two stages of four replicas; rank 1 computes for twice as long: a step takes 10 s, of equal ranks 7.75 s."""
     return str(write(tmp_path_factory.mktemp("pipeline") / "trace-X.parquet", two_stages({(1, 0): 2.0})))
 
 
-def test_what_it_costs_that_ranks_are_not_alike(pipeline: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_it_costs_that_ranks_differ(pipeline: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = answered(capsys, pipeline).splitlines()
     first = next(row for row, line in enumerate(lines) if line.startswith("with the work shared"))
     assert " ".join(lines[first : lines.index("", first)]) == (

@@ -1,4 +1,4 @@
-"""A one-node Slurm of Debian's packages: its own daemons, ports and key, in a folder of the test."""
+"""A one-node Slurm of Debian's packages, with separate daemons, ports and key, in a folder of the test."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         start("munged", "-F", "--force", f"--key-file={folder}/key", f"--socket={folder}/munge.socket", *munge)
         start("mariadbd", "--no-defaults", "--user=root", *sql)
         wait_for(lambda: (folder / "munge.socket").exists() and (folder / "sql").exists())
-        # It looks for slurmdbd.conf beside slurm.conf.
+        # It looks for slurmdbd.conf next to slurm.conf.
         start("slurmdbd", "-D")
         dbd_log = folder / "slurmdbd.log"
         wait_for(lambda: dbd_log.exists() and "started" in dbd_log.read_text())

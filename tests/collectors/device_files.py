@@ -1,7 +1,7 @@
 """Files of processes with devices, for tests of the decoders: clocks with drift, streams, brackets, NCCL calls.
 
-Times in ms since the start, on the host's clock; rows hold what the device's own clocks showed then. Each rank is a
-process of its own with one device; ranks of one host may share it (same uuid).
+Times in ms since the start, on the host's clock; rows hold what the device's clocks showed then. Each rank is a
+separate process with one device; ranks of one host may share it (same uuid).
 """
 
 from __future__ import annotations
@@ -291,7 +291,7 @@ class RankFile:
         name: str = "gemm",
         work: int = 1,
     ) -> None:
-        """A kernel as CUPTI tells it."""
+        """A kernel as CUPTI reports it."""
         number = next(self.ids)
         self.add(
             "kernel",

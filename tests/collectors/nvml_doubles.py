@@ -31,7 +31,7 @@ time.sleep(float(sys.argv[1]))
 
 @functools.cache
 def doubles(nvml: bool = True) -> Path:
-    """Folder with libcuda.so.1 and, unless told otherwise, libnvidia-ml.so.1."""
+    """Folder with libcuda.so.1 and, by default, libnvidia-ml.so.1."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no C++ compiler")

@@ -163,7 +163,7 @@ def record(
 
 @functools.cache
 def compiled(name: str, made_headers: Path | None = None) -> Path:
-    """Program made of ``native/<name>``, optimised as usual programs are; ``made_headers`` are a test's own."""
+    """Program made of ``native/<name>``, optimised as usual programs are; ``made_headers`` come from a test."""
     compiler = shutil.which("g++" if name.endswith(".cpp") else "gcc")
     if compiler is None:
         pytest.skip("no C compiler")

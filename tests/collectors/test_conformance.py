@@ -22,8 +22,8 @@ from stashtrace.record.staged_files import Copy, write_staged_list
 
 HOOKED = NATIVE.parents[2] / "csrc" / "hooks" / "real_functions.def"
 TIMEOUT_S = 900
-#: Never return to the caller, or not where they succeed, or run another program, or forbid calls from then on: tests of
-#: their own have them (test_spawned_programs.py, test_sandboxes.py, test_record_path.py).
+#: Never return to the caller, or not where they succeed, or run another program, or forbid calls from then on:
+#: separate tests have them (test_spawned_programs.py, test_sandboxes.py, test_record_path.py).
 ELSEWHERE = re.compile(r"exec|posix_spawn|prctl|^_exit$")
 
 

@@ -77,7 +77,7 @@ def test_a_context_that_is_still_in_use_loses_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("call", ["cuGreenCtxDestroy", "cudaExecutionCtxDestroy"])
 def test_streams_of_green_contexts_under_cuda_12(tmp_path: Path, call: str) -> None:
-    """Their context is told by another function: cuStreamGetCtx refuses them until CUDA 13."""
+    """Their context is known from another function: cuStreamGetCtx refuses them until CUDA 13."""
     check_halves(lives(call, tmp_path, "driver 12080"))
 
 

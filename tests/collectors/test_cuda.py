@@ -175,8 +175,8 @@ def test_a_wait_knows_what_it_waits_for(tmp_path: Path) -> None:
     assert direct["awaited_ns"] == copy["end_ns"]
     assert third["awaited_ns"] >= copy["end_ns"] - 1000  # events tick by half a microsecond
     assert [w["copy_code"] for w in waits] == [*[CopyDirection.HOST_TO_DEVICE] * 3, 0]
-    # 10 ms of copy beside 1 ms of compute: 9 ms are exposed. Both take what the script says, but begin when the host
-    # came to ask for them, so they are held against its own stamps.
+    # 10 ms of copy during 1 ms of compute: 9 ms are exposed. Both take what the script says, but begin when the host
+    # came to ask for them, so they are held against its stamps.
     step = brackets(run, Bracket.STEP)[0]
     error_ns = 2 * max(row["error_ns"] for row in run.trace.device_clocks.rows()) + 1000
     host_ns = copy["return_ns"] - copy["call_ns"]
@@ -217,7 +217,7 @@ def test_nothing_is_recorded_into_a_capture(tmp_path: Path) -> None:
     assert calls(run)[DeviceCall.GRAPH_LAUNCH] == 2
 
 
-def test_copies_on_the_legacy_stream_are_timed_beside_blocking_streams(tmp_path: Path) -> None:
+def test_copies_on_the_legacy_stream_are_timed_next_to_blocking_streams(tmp_path: Path) -> None:
     run = play("blocking", tmp_path)
     assert [is_timed(row) for row in brackets(run, Bracket.COPY)] == [True, True, True]
     assert "legacy_stream_untimed" not in losses(run)
@@ -268,7 +268,7 @@ def test_a_burst_below_the_budget_of_a_second_is_timed(tmp_path: Path) -> None:
 def test_the_child_of_a_fork_touches_no_driver(tmp_path: Path) -> None:
     run = play("fork", tmp_path)
     assert "child 0" in run.stdout
-    # Only the recorder asks this. The child starts with its parent's counts, and adds none of its own.
+    # Only the recorder asks this. The child starts with its parent's counts, and adds none.
     texts = [path.read_text(encoding="utf-8") for path in (tmp_path / "calls").glob("cuda-*.txt")]
     lines = [line.split() for text in texts for line in text.splitlines()]
     asked = [int(number) for name, number in lines if name == "cuStreamIsCapturing"]
@@ -319,7 +319,7 @@ def test_slow_launches_are_seen(tmp_path: Path) -> None:
     assert calls(run)[DeviceCall.LAUNCH] == 2
 
 
-def test_probes_put_their_own_brackets(tmp_path: Path) -> None:
+def test_probes_put_brackets(tmp_path: Path) -> None:
     run = play("probes nap", tmp_path)
     (wait,) = brackets(run, Bracket.BATCH_WAIT)
     assert wait["correlation_id"] == 42
@@ -337,7 +337,7 @@ def test_many_threads(tmp_path: Path) -> None:
     assert all(is_timed(row) for row in copies)
 
 
-#: Every call that the recorder makes of its own.
+#: Every call that the recorder makes for itself.
 OWN_CALLS = (
     "cuCtxGetCurrent",
     "cuCtxPushCurrent_v2",

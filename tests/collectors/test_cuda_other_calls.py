@@ -189,7 +189,7 @@ import time; time.sleep(0.1)
 """
 
 
-def test_the_drivers_own_calls(tmp_path: Path) -> None:
+def test_calls_of_the_driver(tmp_path: Path) -> None:
     script = tmp_path / "looked_up.py"
     script.write_text(LOOKED_UP, encoding="utf-8")
     command = [sys.executable, script]
@@ -216,7 +216,7 @@ def test_the_drivers_own_calls(tmp_path: Path) -> None:
     assert all(is_timed(row) for row in brackets(run, Bracket.COPY))
     held = brackets(run, Bracket.HOST_FUNCTION)
     assert [is_timed(row) for row in held] == [True] * 4
-    assert len({row["track_id"] for row in held}) == 2, "the last is on the thread's own stream"
+    assert len({row["track_id"] for row in held}) == 2, "the last is on the thread's stream"
     assert calls(run)[DeviceCall.ALLOCATE_HOST] == 2
     allocated = [row for row in run.trace.device_calls.rows() if row["call_code"] == DeviceCall.ALLOCATE]
     assert [row["size_bytes"] for row in allocated][-2:] == [5 * KILO, 6 * KILO]

@@ -15,7 +15,7 @@ from device import build, calls, fake_environment
 
 from stashtrace.schema.kinds import DeviceCall
 
-#: Loads libraries in the order and scope that it is told and runs each; prints what each said.
+#: Loads libraries in the order and scope that its arguments say and runs each; prints what each said.
 RUNNER = """
 import ctypes, json, sys
 loaded = []
@@ -56,7 +56,7 @@ def launched(run: Recording) -> Counter[DeviceCall]:
 
 @pytest.mark.parametrize("majors", [(12, 13), (13, 12)])
 @pytest.mark.parametrize("scope", ["local", "global"])
-def test_each_library_reaches_its_own_runtime(tmp_path: Path, majors: tuple[int, int], scope: str) -> None:
+def test_each_library_reaches_its_runtime(tmp_path: Path, majors: tuple[int, int], scope: str) -> None:
     words = [f"{user(tmp_path, f'user{major}', major)}:{scope}" for major in majors]
     found, run = play(tmp_path, words)
     assert found == [majors[0]] * 2 + [majors[1]] * 2
@@ -73,7 +73,7 @@ def test_a_library_bound_to_no_version_reaches_what_it_would_untraced(tmp_path: 
     assert launched(run)[DeviceCall.ALLOCATE] == 6
 
 
-def test_a_library_bound_to_no_version_finds_a_runtime_in_its_own_scope(tmp_path: Path) -> None:
+def test_a_library_bound_to_no_version_finds_a_runtime_in_its_scope(tmp_path: Path) -> None:
     """The runtime comes with another library that it needs, below one that brings the other version."""
     words = [f"{user(tmp_path, 'user13', 13)}:local"]
     below = user(tmp_path, "below", 12)

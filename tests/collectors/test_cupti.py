@@ -108,7 +108,7 @@ print(json.dumps([before, after, _native.tick_hz(), threading.get_native_id()]))
     assert begin / hz == pytest.approx(500e-6, abs=20e-6 + widest / 2 / hz)
 
 
-def test_tells_the_kinds_of_work(libraries: Path, tmp_path: Path) -> None:
+def test_distinguishes_the_kinds_of_work(libraries: Path, tmp_path: Path) -> None:
     body = """
 _native.kernels_step(1); _native.kernels_step(2)
 launch("_Z39ncclDevKernel_AllReduce_Sum_f32_RING_LL24ncclDevKernelArgsStorageILm4096EE")
@@ -443,7 +443,7 @@ def ask(step, first, end):
 
 
 def test_steps_are_recorded_as_they_are_asked_for(libraries: Path, tmp_path: Path) -> None:
-    """Twice, each with its own fact; CUPTI is given back in between, and afterwards."""
+    """Twice, each with a separate fact; CUPTI is given back in between, and afterwards."""
     body = """
 answers = [ask(0, 2, 4)]
 until(0, 6)
@@ -503,7 +503,7 @@ def test_nothing_is_opened_in_a_job_that_nobody_follows(libraries: Path, tmp_pat
 
 
 def test_a_profiler_that_was_here_before_keeps_cupti(libraries: Path, tmp_path: Path) -> None:
-    """It may come back, and would get buffers that are not its own."""
+    """It may come back, and would get buffers that it did not give."""
     body = """
 everybody = ctypes.CDLL(None)
 callbacks = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda *_: None)

@@ -1,7 +1,7 @@
 """Our declarations of CUPTI against NVIDIA's headers, where this machine has them.
 
-``STASHTRACE_CUPTI_INCLUDE`` names further folders with ``cupti_activity.h`` (colon-separated), beside those of the
-wheels of ``STASHTRACE_WHEELS_PYTHON``.
+``STASHTRACE_CUPTI_INCLUDE`` names further folders with ``cupti_activity.h`` (colon-separated), in addition to those of
+the wheels of ``STASHTRACE_WHEELS_PYTHON``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files of ranks with devices -> tables: mapped times, joined collectives, communicators alike on every rank."""
+"""Files of ranks with devices -> tables: mapped times, joined collectives, the same communicators on every rank."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_the_plugin_wins_and_its_stray_stamps_do_not(one: RankFile, tmp_path: Pa
     assert (group["crosses_hosts"], trace.text(group["locality_code"])) == (1, "NCCL counts 2 hosts")
 
 
-def test_tasks_without_calls_and_replays_have_rows_of_their_own(one: RankFile, tmp_path: Path) -> None:
+def test_tasks_without_calls_and_replays_have_separate_rows(one: RankFile, tmp_path: Path) -> None:
     one.comm()
     captured = one.call(5, 5.1, flags=int(NcclFlag.CAPTURED))
     one.call(6, 6.1)
@@ -231,7 +231,7 @@ def test_tasks_without_calls_and_replays_have_rows_of_their_own(one: RankFile, t
     for row in rows(trace):
         by_group.setdefault(row["group_hash"], []).append(row["sequence"])
     assert by_group.pop(COMM) == [0, 1]
-    assert by_group.pop(0xBEEF) == [0, 1], "a plugin that tells no calls: tasks are numbered as they come"
+    assert by_group.pop(0xBEEF) == [0, 1], "a plugin that reports no calls: tasks are numbered as they come"
     assert sorted(by_group.values()) == [[0], [0, 1]]
     names = {trace.text(r["name_code"]) for r in trace.groups.rows()}
     assert any("graph replays" in name for name in names)
@@ -425,7 +425,7 @@ def test_kernels_find_their_stream_by_the_launching_call(one: RankFile, tmp_path
     assert [r["launch_ns"] for r in trace.kernels.rows()][2] == -1
 
 
-def test_kernels_that_communicate_are_told_by_name(one: RankFile, tmp_path: Path) -> None:
+def test_kernels_that_communicate_are_known_by_name(one: RankFile, tmp_path: Path) -> None:
     one.kernel(1, 2, name="_ZN4vllm26cross_device_reduce_1stageI13__nv_bfloat16Li8EEEvPNS_8RankDataE")
     one.kernel(3, 4, name="_ZN12_GLOBAL__N_126multimem_all_reduce_kernelIN3c108BFloat16ELi16EEEvPT_mPPjmm")
     one.kernel(5, 6, name="_ZN2at6native13reduce_kernelILi512EEEvi")

@@ -1,4 +1,4 @@
-"""Times of work that reaches a device by an unusual path: launched late, beside a blocking stream, by a handle.
+"""Times of work that reaches a device by an unusual path: launched late, next to a blocking stream, by a handle.
 
 The host runs ahead of the device in these programs, so the doubles compute every time: a busy machine changes none.
 """
@@ -122,7 +122,7 @@ def test_the_legacy_stream_has_times_next_to_a_blocking_stream(tmp_path: Path) -
     run = play(f"stream 9 blocking; kernel 600ms; step; repeat 8 {{ {LEGACY} }}; sync device", tmp_path)
     assert lengths(run, Bracket.COPY) == pytest.approx([5 * MS] * 8, rel=1e-3)
     assert lengths(run, Bracket.BATCH_WAIT) == [0] * 8
-    # A step ends behind its own kernel, although a blocking stream works on: only the next kernel waits for that.
+    # A step ends behind its kernel, although a blocking stream works on: only the next kernel waits for that.
     assert periods(run) == pytest.approx([11 * MS] + [41 * MS] * 7, rel=1e-3)
     assert reasons(run) == set()
     # Two around a copy, one of a batch, one of a step, and the anchors; not one behind each piece of work.
@@ -139,7 +139,7 @@ def test_no_event_of_ours_holds_a_blocking_stream_up(tmp_path: Path) -> None:
     assert play(program, tmp_path).results()[0]["results"] == [pytest.approx(10, abs=0.1)]
 
 
-def test_what_the_legacy_stream_cannot_tell_is_said_with_who_made_the_blocking_stream(tmp_path: Path) -> None:
+def test_what_the_legacy_stream_cannot_time_is_said_with_who_made_the_blocking_stream(tmp_path: Path) -> None:
     run = play("kernel 200ms; step; stream 9 blocking; step; kernel 1ms; step; sync device", tmp_path)
     said = texts(run, "advice_code")
     assert "legacy_stream_untimed" in texts(run, "name_code")
@@ -175,7 +175,7 @@ def test_nccl_by_a_handle_without_the_look_up_hook_says_so(tmp_path: Path) -> No
     assert "calls_not_hooked" in reasons(run)
 
 
-def test_ranks_of_one_process_on_several_devices_keep_their_own_bytes_and_times(tmp_path: Path) -> None:
+def test_ranks_of_one_process_on_several_devices_keep_their_bytes_and_times(tmp_path: Path) -> None:
     both = "group { allreduce 100MB comm=0 stream=1; allreduce 50MB comm=1 stream=2 }"
     step = f"kernel 5ms; wait stream=1 for=0; {both}; wait stream=0 for=1; kernel 1ms; step"
     program = f"device 1; stream 2; device 0; comm all new=0; kernel 400ms; step; repeat 6 {{ {step} }}; sync device"

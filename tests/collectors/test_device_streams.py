@@ -86,7 +86,7 @@ def test_threads_that_end_give_their_default_streams_back(tmp_path: Path) -> Non
     assert "too_many_streams" not in {trace.text(r["name_code"]) for r in trace.losses.rows()}
 
 
-def test_stream_zero_of_per_thread_code_is_the_threads_own(tmp_path: Path) -> None:
+def test_stream_zero_of_per_thread_code_belongs_to_the_thread(tmp_path: Path) -> None:
     recording = traced(PER_THREAD, tmp_path)
     flags = {r["stream_key"]: r["stream_flags"] for r in rows(recording, "stream_info")}
     brackets = rows(recording, "device_bracket")
@@ -157,19 +157,19 @@ def test_a_device_whose_first_communicator_comes_late_has_its_globaltimer_read(t
 
 
 def test_no_kernel_is_loaded_on_a_device_where_one_of_nccl_may_wait(tmp_path: Path) -> None:
-    """At the first communicator the driver does not tell the device: no kernel is loaded then, so none later."""
-    tell_device = "repeat 10 { allocate 1KB; free }"
-    program = f"allreduce 1MB stream=1; {tell_device}; sync stream=1; comm all new=10; sleep 50ms"
+    """At the first communicator the driver does not name the device: no kernel is loaded then, so none later."""
+    name_device = "repeat 10 { allocate 1KB; free }"
+    program = f"allreduce 1MB stream=1; {name_device}; sync stream=1; comm all new=10; sleep 50ms"
     script = "fail cuCtxGetDevice 201 first 6"
     env = {"STASHTRACE_NCCL_SOURCE": "events"}
     run = run_ranks(1, program, tmp_path, script, collectors=("cuda", "nccl"), env=env)
     assert [result["errors"] for result in run.results()] == [{}]
-    assert "cuModuleLoadData" not in calls(tmp_path, "cuda"), "beside a kernel of NCCL that waits it can deadlock"
-    assert [row["device_index"] for row in run.trace.device_calls.rows()][-1] == 0, "by then it is told"
+    assert "cuModuleLoadData" not in calls(tmp_path, "cuda"), "while a kernel of NCCL waits it can deadlock"
+    assert [row["device_index"] for row in run.trace.device_calls.rows()][-1] == 0, "by then it is known"
 
 
 def test_samples_of_a_mig_instance_are_those_of_its_gpu(tmp_path: Path) -> None:
-    """CUDA tells the UUID of the instance, NVML lists the GPU."""
+    """CUDA reports the UUID of the instance, NVML lists the GPU."""
     instance, gpu = "MIG-b0b1b2b3-b4b5-b6b7-b8b9-babbbcbdbe01", "GPU-a0a1a2a3-a4a5-a6a7-a8a9-aaabacadae01"
     run = run_ranks(
         1,

@@ -1,4 +1,4 @@
-"""Rings of io_uring: no hook sees what they read, so that they are there has to be told."""
+"""Rings of io_uring: no hook sees what they read, so their existence has to be reported."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ print(*said, of_any(None), of_current())
 """
 
 
-def test_each_signature_reaches_its_own_function(tmp_path: Path) -> None:
+def test_each_signature_reaches_its_function(tmp_path: Path) -> None:
     """Synchronising a context that is not current, as a CUDA 13 runtime does: the context arrives."""
     script = tmp_path / "cuda_13.py"
     script.write_text(CUDA_13, encoding="utf-8")
@@ -219,7 +219,7 @@ def test_a_function_of_a_newer_cuda_is_said_to_be_unrecorded(tmp_path: Path) -> 
     assert "cuEventRecord" in run.trace.text(loss["advice_code"])
 
 
-def test_the_look_up_without_a_status_answers_alike(tmp_path: Path) -> None:
+def test_the_look_up_without_a_status_answers_the_same(tmp_path: Path) -> None:
     asked = split(ASKED_BY_RUNTIMES)
     answers, _ = look_up(tmp_path, asked, "older")
     assert set(answers) == {"hooked"}

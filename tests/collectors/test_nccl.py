@@ -255,8 +255,8 @@ def test_chained_plugin_of_another_version(tmp_path: Path) -> None:
         tmp_path / "run", "orders", "7", "plain", STASHTRACE_NCCL_SOURCE="plugin", NCCL_PROFILER_PLUGIN="other"
     )
     assert "other:" not in recording.stdout
-    (told,) = [r for r in rows(recording, "loss") if r["reason_id"] == "chained_plugin_version"]
-    assert told["detail_id"] == "the chained NCCL profiler plugin does not speak version 7, only 5"
+    (reported,) = [r for r in rows(recording, "loss") if r["reason_id"] == "chained_plugin_version"]
+    assert reported["detail_id"] == "the chained NCCL profiler plugin does not speak version 7, only 5"
 
 
 def test_events_alone_leave_the_plugin_silent(tmp_path: Path) -> None:

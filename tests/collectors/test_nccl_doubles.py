@@ -85,7 +85,7 @@ def test_captured_calls_and_their_replays(tmp_path: Path) -> None:
     calls = rows(run, "nccl_call", 0)
     assert [bool(c["nccl_flags"] & NcclFlag.CAPTURED) for c in calls] == [False, True, True, True]
     tasks = rows(run, "nccl_task", 0)
-    # Proxies of the network take part, so NCCL tells of each launch of the graph.
+    # Proxies of the network take part, so NCCL reports each launch of the graph.
     replayed = [t["call_id"] for t in tasks if t["nccl_flags"] & NcclFlag.REPLAYED]
     assert sorted(replayed) == sorted([c["call_id"] for c in calls[1:]] * 2)
     assert [t["call_id"] for t in tasks if not t["nccl_flags"] & NcclFlag.REPLAYED] == [calls[0]["call_id"]]
@@ -99,7 +99,7 @@ def test_captured_calls_and_their_replays(tmp_path: Path) -> None:
 
 
 def test_captured_calls_do_not_use_up_the_places_of_others(tmp_path: Path) -> None:
-    # Nobody tells when a graph is gone, so the plugin keeps what its replays may name, but not without end.
+    # Nothing reports when a graph is gone, so the plugin keeps what its replays may name, but not without end.
     program = """
         capture stream=1 graph=1 { repeat 9000 { allreduce 4KB stream=1 } }
         repeat 3 { allreduce 1MB stream=1 }; sync stream=1
@@ -180,7 +180,7 @@ def test_non_blocking_communicators_join_the_plugin(tmp_path: Path) -> None:
         assert [r["nodes_count"] for r in heard] == [1] * 3
         assert made[0]["name_id"] == "job"
         seen = {r["group_hash"] for r in rows(run, "nccl_comm", rank) if r["event_code"] == CommEvent.PLUGIN_INIT}
-        assert seen == {r["group_hash"] for r in made}, "both sources must name one communicator alike"
+        assert seen == {r["group_hash"] for r in made}, "both sources must name one communicator the same way"
     late = [c for c in rows(run, "nccl_call", 0) if c["nccl_flags"] & NcclFlag.NON_BLOCKING]
     assert len(late) == 3
     assert all(c["status_code"] == 7 and not c["nccl_flags"] & NcclFlag.FAILED for c in late)
@@ -393,13 +393,13 @@ def test_chained_plugin_gets_what_it_gets_alone(release: int, static: bool, tmp_
     )
     env = {"STASHTRACE_NCCL_CHAIN": str(library), "STASHTRACE_NCCL_SOURCE": "plugin"}
     if static:
-        first = os.environ.get("STASHTRACE_TEST_PRELOAD", "")  # a sanitizer's own libraries
+        first = os.environ.get("STASHTRACE_TEST_PRELOAD", "")  # a sanitizer's libraries
         preloaded = f"{first}:{preload_path(OURS)}:{library}".lstrip(":")
         env |= {"STASHTRACE_NCCL_CHAIN": "STATIC_PLUGIN", "LD_PRELOAD": preloaded}
     run = job(2, both, tmp_path, script, nccl_version=release, env=env)
-    told = [text.splitlines()[0] for text in run.stdout]
-    assert told == [text.splitlines()[0] for text in alone.stdout]
-    assert re.match(r"other: \d\d+ starts", told[0])
+    reported = [text.splitlines()[0] for text in run.stdout]
+    assert reported == [text.splitlines()[0] for text in alone.stdout]
+    assert re.match(r"other: \d\d+ starts", reported[0])
     assert len(rows(run, "nccl_task", 0)) == 5
     assert all(t["timed_count"] for t in rows(run, "nccl_task", 0))
     assert not {"chained_plugin_version", "chained_plugin_missing"} & reasons(run).keys()

@@ -85,11 +85,9 @@ assert ctypes.CDLL({str(library)!r}, mode=os.RTLD_DEEPBIND | os.RTLD_LAZY).deep(
     assert [c["message_bytes"] for c in sorted(calls, key=lambda c: c["sequence"])] == [4000] * 3 + [8000]
     assert len({c["group_hash"] for c in calls}) == 1
     known = [r for r in rows(recording, "nccl_comm") if r["event_code"] == CommEvent.PLUGIN_INIT]
-    assert {r["group_hash"] for r in known} == {c["group_hash"] for c in calls}, (
-        "NCCL's own name, the same on all ranks"
-    )
+    assert {r["group_hash"] for r in known} == {c["group_hash"] for c in calls}, "NCCL's name, the same on all ranks"
     assert "communicator_unknown" not in losses(recording)
-    assert rows(recording, "nccl_task") == [], "NCCL copies for a single rank, and tells of no task"
+    assert rows(recording, "nccl_task") == [], "NCCL copies for a single rank, and reports no task"
 
 
 def test_preload_alone_does_not_reach_deep_bound_callers_and_harms_none(tmp_path: Path) -> None:
@@ -177,7 +175,7 @@ def test_driver_is_absent(tmp_path: Path) -> None:
     assert run.stdout == bare.stdout
 
 
-def test_source_is_told_where_nothing_can_time(tmp_path: Path) -> None:
+def test_source_is_recorded_where_nothing_can_time(tmp_path: Path) -> None:
     env = {"LD_LIBRARY_PATH": str(built())}
     recording = record([built() / "scenes", "calls"], tmp_path / "run", collectors=("nccl", "cuda"), env=env)
     assert facts(recording)["nccl_source"] == "host"

@@ -1,4 +1,4 @@
-"""What each release of NCCL tells its plugin, and what becomes of it: operations, groups, times, graphs."""
+"""What each release of NCCL reports to its plugin, and what becomes of it: operations, groups, times, graphs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from traced import TracedRun
 
 from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, NcclFlag
 
-#: So long takes what moves so many bytes: times of another operation are told by their length.
+#: What moves a number of bytes takes this long: times of another operation are recognised by their length.
 SCRIPT = "nccl.bandwidth 1GB\nnccl.latency 0us\nnccl.channels 2"
 MESSAGES = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
 ONE_CONNECTION = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
@@ -55,10 +55,10 @@ def test_every_operation_is_known_once(release: int, tmp_path: Path) -> None:
     assert len(own(run)) == len(made), "no operation stands there twice"
     tasks = rows(run, "nccl_task", 0)
     assert {t["call_id"] for t in tasks} <= {c["call_id"] for c in made}
-    told = {c["call_id"] for c in made} - {t["call_id"] for t in tasks}
+    reported = {c["call_id"] for c in made} - {t["call_id"] for t in tasks}
     # From 2.29 on a broadcast has no task (NVIDIA/nccl issue 2278).
     broadcasts = {c["call_id"] for c in made if c["op_code"] == CollectiveOp.BROADCAST}
-    assert told == (broadcasts if release >= 22900 else set())
+    assert reported == (broadcasts if release >= 22900 else set())
     by_call = {c["call_id"]: c["op_code"] for c in made}
     for task in tasks:
         split = by_call[task["call_id"]] == CollectiveOp.ALL_TO_ALL
@@ -73,7 +73,7 @@ def test_messages_of_one_size_keep_their_peers(release: int, tmp_path: Path) -> 
     run = job(4, f"comm init new=0; group {{ {exchange} }}; sync stream=1", tmp_path, nccl_version=release)
     assert clean(run)
     peers = {c["call_id"]: c["peer_rank"] for c in rows(run, "nccl_call", 1)}
-    # NCCL tells of them in rounds of its own: rank 1 sends to the next ranks and receives from those before it.
+    # NCCL reports them in its rounds: rank 1 sends to the next ranks and receives from those before it.
     assert [peers[t["call_id"]] for t in rows(run, "nccl_task", 1)] == [1, 1, 2, 0, 3, 3, 0, 2]
 
 
@@ -159,10 +159,10 @@ def test_a_chained_plugin_keeps_what_it_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_replays_over_a_network_are_told_apart(release: int, tmp_path: Path) -> None:
+def test_replays_over_a_network_are_distinguished(release: int, tmp_path: Path) -> None:
     run = job(2, GRAPH, tmp_path, SCRIPT + "\nnccl.nodes 2", nccl_version=release)
     assert clean(run)
-    # NCCL's own proxies need its host function, with and without a recorder.
+    # NCCL's proxies need its host function, with and without a recorder.
     assert calls(tmp_path / "job", "nccl")["cudaLaunchHostFunc"] == 2
     tasks = rows(run, "nccl_task", 0)
     assert sum(bool(t["nccl_flags"] & NcclFlag.REPLAYED) for t in tasks) == 2

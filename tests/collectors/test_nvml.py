@@ -49,7 +49,7 @@ def rates_are_those_of_the_machine(plain) -> None:
     assert sampled.rate("energy_joules_total", 1) == pytest.approx(412, rel=0.01)
 
 
-def test_every_time_stamp_is_the_reading_s_own(plain) -> None:
+def test_every_time_stamp_belongs_to_its_reading(plain) -> None:
     sampled, folder = plain
     ts, _ = sampled.series("nvlink_transmit_bytes_total", 1)
     assert np.all(np.diff(ts) > 0)
@@ -139,16 +139,16 @@ def rounds(ts: np.ndarray, period_ns: float) -> int:
     return count
 
 
-def test_a_narrow_counter_is_told(plain) -> None:
+def test_a_narrow_counter_is_reported(plain) -> None:
     sampled, _ = plain
     assert [(name, severity) for name, severity, _ in sampled.losses()] == [("narrow_counter", Severity.INFO)]
 
 
-def test_what_is_not_offered_is_told_once_and_not_asked_again(tmp_path: Path) -> None:
+def test_what_is_not_offered_is_reported_once_and_not_asked_again(tmp_path: Path) -> None:
     script = RATES + "devices 1\nunsupported 38 197\ngpm 0\nfail nvmlDeviceGetPowerUsage 3\n"
     sampled = sample(tmp_path, script)
-    told = sorted(advice.split()[0] for name, _, advice in sampled.losses() if name == "counter_not_offered")
-    assert told == ["gpm", "nvlink_crc_flit_errors_count_total", "pcie_transmit_bytes_total", "power_watts"]
+    reported = sorted(advice.split()[0] for name, _, advice in sampled.losses() if name == "counter_not_offered")
+    assert reported == ["gpm", "nvlink_crc_flit_errors_count_total", "pcie_transmit_bytes_total", "power_watts"]
     assert {severity for _, severity, _ in sampled.losses()} == {Severity.INFO}
     assert calls(tmp_path)["nvmlDeviceGetPowerUsage"] == 1
     assert {"pcie_transmit_bytes_total", "power_watts"}.isdisjoint(sampled.names())
@@ -314,7 +314,7 @@ def test_nvlink_5_is_counted_by_link(tmp_path: Path, code: int) -> None:
     assert sampled.losses() == [], "nothing is missing"
 
 
-def test_nvlink_5_is_counted_by_link_beside_other_fields_that_are_refused(tmp_path: Path) -> None:
+def test_nvlink_5_is_counted_by_link_though_other_fields_are_refused(tmp_path: Path) -> None:
     script = f"{RATES}links 4\nnvlink5 1\nrefused 138:3 139:3\nunsupported 45 52 59\n"  # errors of links
     sampled = sample(tmp_path, script, arguments=("1.5",))
     for quantity, rate in (("nvlink_transmit_bytes_total", 25e9), ("nvlink_receive_bytes_total", 20e9)):
@@ -335,10 +335,10 @@ def test_nvlink_5_of_a_device_that_is_used_later(tmp_path: Path) -> None:
     assert sampled.losses() == [], "nothing is missing"
 
 
-def test_bytes_over_nvlink_that_are_counted_in_no_way_are_told(tmp_path: Path) -> None:
+def test_bytes_over_nvlink_that_are_counted_in_no_way_are_reported(tmp_path: Path) -> None:
     sampled = sample(tmp_path, RATES + "refused 138:999 139:3\n", arguments=("0.5",))
-    told = {(name, advice.split()[0]) for name, _, advice in sampled.losses()}
-    assert told == {
+    reported = {(name, advice.split()[0]) for name, _, advice in sampled.losses()}
+    assert reported == {
         ("counter_failed", "nvlink_transmit_bytes_total"),
         ("counter_not_offered", "nvlink_receive_bytes_total"),
     }
@@ -348,7 +348,7 @@ def test_bytes_over_nvlink_that_are_counted_in_no_way_are_told(tmp_path: Path) -
 def test_cost_is_below_one_percent_of_a_core(tmp_path: Path) -> None:
     def cheap(sampled: Sampled) -> None:
         ts, cpu_ns = sampled.named("nvml_sampler_cpu_ns_total")
-        # At 100 Hz, the double's own work included. Twice the bar, since neighbours double what anything costs here.
+        # At 100 Hz, the double's work included. Twice the bar, since neighbours double what anything costs here.
         assert cpu_ns[-1] - cpu_ns[0] < 0.02 * (ts[-1] - ts[0])
 
     Measurements(lambda folder: sample(folder, RATES, arguments=("2.5",)), tmp_path).agree(cheap)
@@ -413,7 +413,7 @@ def test_a_counter_of_sixteen_bits_wraps(tmp_path: Path) -> None:
     assert sampled.rate("pcie_receive_bytes_total") == pytest.approx(1e5, rel=2e-2)
 
 
-def test_a_counter_that_begins_again_is_told_and_goes_on(tmp_path: Path) -> None:
+def test_a_counter_that_begins_again_is_reported_and_goes_on(tmp_path: Path) -> None:
     sampled = sample(tmp_path, RATES + "reset 500ms\n", arguments=("1.5",))
     ts, value = sampled.series("pcie_transmit_bytes_total")
     assert np.all(np.diff(value) >= 0)
@@ -421,7 +421,7 @@ def test_a_counter_that_begins_again_is_told_and_goes_on(tmp_path: Path) -> None
     assert [(name, severity) for name, severity, _ in sampled.losses()] == [("counter_fell", Severity.INFO)]
 
 
-#: What the oldest libnvidia-ml that there is does without, and what then cannot be told.
+#: What the oldest libnvidia-ml that there is does without, and what then cannot be known.
 OLD = {
     "nvmlInitWithFlags": None,
     "nvmlDeviceGetCurrentClocksEventReasons": None,
@@ -435,13 +435,13 @@ OLD = {
 }
 
 
-def test_an_old_library_tells_what_it_has(tmp_path: Path) -> None:
+def test_an_old_library_reports_what_it_has(tmp_path: Path) -> None:
     sampled = sample(tmp_path, RATES + "throttle 4\n", arguments=("0.5",), missing=list(OLD))
     assert sampled.names() == {"throttle_reasons_code"}
     assert sampled.series("throttle_reasons_code")[1][0] == 4
-    told = {advice for name, _, advice in sampled.losses() if name == "counter_not_offered"}
+    reported = {advice for name, _, advice in sampled.losses() if name == "counter_not_offered"}
     for quantity in filter(None, OLD.values()):
-        assert any(advice.startswith(quantity) for advice in told), quantity
+        assert any(advice.startswith(quantity) for advice in reported), quantity
     assert calls(tmp_path)["nvmlInit_v2"] == 1
 
 
@@ -459,7 +459,7 @@ def test_without_a_function_that_is_needed_the_job_runs_on(tmp_path: Path, missi
     assert sampled.names() == set()
 
 
-def test_a_device_that_nvml_does_not_list_is_told_once(tmp_path: Path) -> None:
+def test_a_device_that_nvml_does_not_list_is_reported_once(tmp_path: Path) -> None:
     sampled = sample(tmp_path, RATES + "uuid GPU-of-another-machine\n", arguments=("2.5",))
     assert [name for name, _, _ in sampled.losses()] == ["device_unknown"]
     assert sampled.names() == set()

@@ -37,5 +37,5 @@ def test_a_job_outlives_the_plugin(tmp_path: Path, scene: str) -> None:
         preload=False,
     )
     assert run.stdout == "used 0\n"
-    # The recorder is still the same: it has what it was told before it was closed, and since.
+    # The recorder is still the same: it has what it received before it was closed, and since.
     assert {run.trace.text(row["name_code"]) for row in run.trace.groups.rows()} == {"first", "second"}

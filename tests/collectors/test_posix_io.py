@@ -331,7 +331,7 @@ def test_vfork_child_does_not_confuse_its_parent(tmp_path: Path, data: Path) -> 
     assert [r.result for r in recording.of("/dev/null", IoOp.PREAD)] == [0]
 
 
-def test_own_files_are_not_recorded(tmp_path: Path) -> None:
+def test_files_of_the_recorder_are_not_recorded(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     script = "import os, sys; p = sys.argv[1]; open(p, 'w').write('y'); print(open(p).read()); os.stat(p); os.unlink(p)"
     recording = record([sys.executable, "-c", script, run_dir / "x"], run_dir)
@@ -449,7 +449,7 @@ def test_waiting_for_a_peer_is_blocked(tmp_path: Path, data: Path, scene: str, c
     Measurements(lambda folder: record([program, scene, data], folder), tmp_path).agree(waited)
 
 
-def test_without_preload_the_loss_is_told(tmp_path: Path) -> None:
+def test_without_preload_the_loss_is_reported(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     script = "from stashtrace import _native; _native.set_thread_role(1, 'main')"
     recording = record([sys.executable, "-c", script], run_dir, env={"PYTHONPATH": str(ROOT)}, preload=False)

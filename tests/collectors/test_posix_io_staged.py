@@ -185,7 +185,7 @@ def test_a_file_that_was_removed_is_gone(folder: Path) -> None:
     assert "No such file" in done.stderr
 
 
-def test_a_list_that_cannot_be_told(folder: Path) -> None:
+def test_a_list_that_cannot_be_known(folder: Path) -> None:
     """It is gone when a file is changed: the process that changes it uses no copy any more."""
     script = """
 import os

@@ -108,9 +108,9 @@ def test_time_stamps_grow(sampled) -> None:
 
 
 def test_threads_and_the_process_are_there(sampled) -> None:
-    told, found = sampled
-    assert found["thread_run_ns_total", told["burner"]][1].max() > 0
-    assert ("thread_runqueue_ns_total", told["tid"]) in found
+    reported, found = sampled
+    assert found["thread_run_ns_total", reported["burner"]][1].max() > 0
+    assert ("thread_runqueue_ns_total", reported["tid"]) in found
     assert found["process_user_ns_total", 0][1].max() > 0
     assert 4 << 20 < found["process_resident_bytes", 0][1].max() < 4 << 30
 
@@ -121,11 +121,11 @@ def test_threads(samples: Measurements[tuple[dict, dict]]) -> None:
 
 
 def threads_are_there(sampled: tuple[dict, dict]) -> None:
-    told, found = sampled
-    _, burned = found["thread_run_ns_total", told["burner"]]
+    reported, found = sampled
+    _, burned = found["thread_run_ns_total", reported["burner"]]
     assert 0.2e9 < burned.max() < 0.6e9
-    assert ("thread_runqueue_ns_total", told["tid"]) in found
-    assert found["thread_timeslices_count_total", told["tid"]][1].max() > 1
+    assert ("thread_runqueue_ns_total", reported["tid"]) in found
+    assert found["thread_timeslices_count_total", reported["tid"]][1].max() > 1
 
 
 @pytest.mark.truth
@@ -134,9 +134,9 @@ def test_process(samples: Measurements[tuple[dict, dict]]) -> None:
 
 
 def process_is_there(sampled: tuple[dict, dict]) -> None:
-    told, found = sampled
-    assert found["process_user_ns_total", 0][1].max() == pytest.approx(told["user_s"] * 1e9, rel=0.35)
-    assert found["process_voluntary_switches_count_total", 0][1].max() <= told["switches"] + 50
+    reported, found = sampled
+    assert found["process_user_ns_total", 0][1].max() == pytest.approx(reported["user_s"] * 1e9, rel=0.35)
+    assert found["process_voluntary_switches_count_total", 0][1].max() <= reported["switches"] + 50
     assert 4 << 20 < found["process_resident_bytes", 0][1].max() < 4 << 30
     if ("process_write_bytes_total", 0) in found:
         assert np.ptp(found["process_write_bytes_total", 0][1]) >= 3 << 20

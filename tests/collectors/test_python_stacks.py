@@ -19,7 +19,7 @@ from stashtrace.schema.kinds import StackCause, StackFlag
 PYTHONS = pytest.mark.parametrize("minor", [minor for minor in VERSIONS if minor >= RECORDS])
 FAST = {"STASHTRACE_STACK_HZ": "1000"}
 
-#: The interpreter is asked in the same line. Of a stack that is too deep, the innermost frames are told.
+#: The interpreter is asked in the same line. Of a stack that is too deep, the innermost frames are reported.
 COMPARED = """
     import asyncio, itertools, json, runpy
     from stashtrace.probes.stacks import _said
@@ -92,7 +92,7 @@ ODD_FRAMES = (
 
 @PYTHONS
 @pytest.mark.parametrize("options", [(), ("-X", "frozen_modules=on")], ids=["plain", "frozen"])
-def test_own_stack_is_that_of_the_interpreter(tmp_path: Path, minor: int, options: tuple[str, ...]) -> None:
+def test_stack_of_the_caller_is_that_of_the_interpreter(tmp_path: Path, minor: int, options: tuple[str, ...]) -> None:
     stdout, stderr = run_script(interpreter(minor), BEGIN + ODD_FRAMES, tmp_path / "run", options=options)
     found = json.loads(stdout)
     assert {place: facts for place, facts in found.items() if not facts[0]} == {}

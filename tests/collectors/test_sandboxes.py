@@ -75,7 +75,7 @@ def test_a_vfork_child_under_a_filter_leaves_its_parent_alone(
 def test_a_program_under_a_filter_that_kills_lives_as_untraced(
     tmp_path: Path, scenes: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """Started without us by the process that has installed the filter: our own start would end it."""
+    """Started without us by the process that has installed the filter: our start would end it."""
     monkeypatch.chdir(tmp_path)
     command = [scenes, f"killing {way}"]
     kept = {"KEPT": "1"}
@@ -84,8 +84,8 @@ def test_a_program_under_a_filter_that_kills_lives_as_untraced(
     done = record(command, tmp_path / "run", env=kept, exit_code=None)
     assert (done.exit_code, done.stdout, done.stderr) == (6, "kept\n", "")
     assert [row.result for row in done.of(tmp_path / "before") if row.result > 0] == [5]
-    told = trust(done.trace, {}).invisible
-    assert "a process after entering a sandbox of its own, with what it starts from there" in told
+    reported = trust(done.trace, {}).invisible
+    assert "a process after entering a sandbox of its own, with what it starts from there" in reported
 
 
 def rows_of_job(done: Recording, folder: Path) -> dict[str, list[str]]:

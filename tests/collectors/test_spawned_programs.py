@@ -85,8 +85,8 @@ def test_children_end_as_they_do_untraced_and_are_named(
         done = record(command, tmp_path / f"run{number}", exit_code=None)
         assert (done.exit_code, done.stdout, done.stderr) == (plain.returncode, plain.stdout, plain.stderr), way
         assert plain.returncode == (3 if way in BY_SHELL else 7), way
-        told = trust(done.trace, {}).invisible
-        assert f"{unsuited.name} ({ELSEWHERE if way in MOVED else REASONS[unsuited.name]})" in told, way
+        reported = trust(done.trace, {}).invisible
+        assert f"{unsuited.name} ({ELSEWHERE if way in MOVED else REASONS[unsuited.name]})" in reported, way
 
 
 ASKS = "import ctypes.util, subprocess; print(ctypes.util.find_library('c'))"
@@ -161,7 +161,7 @@ def test_nccl_in_an_unsuited_program_does_not_load_the_recorder(tmp_path: Path, 
     assert done.stdout.startswith(heard)
 
 
-#: Starts `cat FILE` with an environment of its own: os.execve, os.posix_spawn, subprocess (vfork), system (a shell).
+#: Starts `cat FILE` with another environment: os.execve, os.posix_spawn, subprocess (vfork), system (a shell).
 GIVING = """
 import os, subprocess, sys
 way, path, variables = sys.argv[1], sys.argv[2], dict(word.split("=", 1) for word in sys.argv[3:])
@@ -238,9 +238,9 @@ def test_first_program(tmp_path: Path, unsuited: Path) -> None:
     assert done.returncode == 3
     assert done.stdout == "said 1\n"
     assert REASONS[unsuited.name] in (tmp_path / "run" / "run.json").read_text()
-    (told,) = [check for check in checks([str(unsuited)]) if check.name == "this command"]
-    assert told.state == "invisible"
-    assert REASONS[unsuited.name] in told.detail
+    (reported,) = [check for check in checks([str(unsuited)]) if check.name == "this command"]
+    assert reported.state == "invisible"
+    assert REASONS[unsuited.name] in reported.detail
 
 
 @pytest.fixture
@@ -272,8 +272,8 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_doctor_says_what_will_be_seen(command: list[str], state: str) -> None:
-    (told,) = [check for check in checks(command) if check.name == "this command"]
-    assert told.state == state, told
+    (reported,) = [check for check in checks(command) if check.name == "this command"]
+    assert reported.state == state, reported
 
 
 @pytest.mark.usefixtures("unmeasured")

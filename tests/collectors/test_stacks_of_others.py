@@ -185,9 +185,9 @@ MANY = """
 
 
 @pytest.mark.parametrize(
-    ("function", "count", "told"), [("naps_long", 12, True), ("idles", 40, True), ("idles", 20, False)]
+    ("function", "count", "reported"), [("naps_long", 12, True), ("idles", 40, True), ("idles", 20, False)]
 )
-def test_more_threads_than_are_looked_at(tmp_path: Path, function: str, count: int, told: bool) -> None:
+def test_more_threads_than_are_looked_at(tmp_path: Path, function: str, count: int, reported: bool) -> None:
     code = (
         POOL
         + "    def naps_long():\n        time.sleep(60)\n"
@@ -196,9 +196,9 @@ def test_more_threads_than_are_looked_at(tmp_path: Path, function: str, count: i
     run_script(sys.executable, code, tmp_path / "run", **FAST)
     found = Stacks(tmp_path / "run")
     names = {name for name, _ in found.losses}
-    assert ("stacks_of_others_not_sampled" in names) is told
+    assert ("stacks_of_others_not_sampled" in names) is reported
     waiting = [sample for sample in found.samples if "result" in " ".join(sample.names) and is_whole(sample)]
-    assert bool(waiting) is not told
+    assert bool(waiting) is not reported
     per_thread = Counter(sample.tid for sample in found.samples if function in sample.names)
     assert len(per_thread) <= 20
 

@@ -233,7 +233,7 @@ def test_without_workers_the_main_process_makes_the_batch_inside_its_wait(run: T
 
 
 @pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("spawn", 1), ("forkserver", 1)])
-def test_main_process_and_workers_tell_the_same_story(run: TracedRun, context: str, workers: int) -> None:
+def test_main_process_and_workers_agree(run: TracedRun, context: str, workers: int) -> None:
     rows = part(run, context)
     assert_joined(rows, 3, workers)
     collate = of(rows, BatchPhase.COLLATE)
@@ -244,7 +244,7 @@ def test_main_process_and_workers_tell_the_same_story(run: TracedRun, context: s
 
 
 def test_waits_of_a_worker_are_recorded_while_it_makes_a_batch(run: TracedRun) -> None:
-    """A loader that sleeps is told from one that computes; what a worker waits for between batches is not business."""
+    """A loader that sleeps is not one that computes; what a worker waits for between batches is not business."""
     trace = run.trace
     made = trace.batches.take((trace.batches["phase_code"] == BatchPhase.FETCH) & (trace.batches["worker_id"] >= 0))
     waits = trace.waits.take(np.isin(trace.waits["track_id"], made["track_id"]))
@@ -263,7 +263,7 @@ def test_persistent_workers_have_another_loader_id_in_each_epoch(run: TracedRun)
         assert_joined(rows.take(rows["loader_id"] == loader), 3, 2)
 
 
-def test_loaders_of_one_seed_are_told_apart(run: TracedRun) -> None:
+def test_loaders_of_one_seed_are_distinguished(run: TracedRun) -> None:
     rows = part(run, "same_seed")
     assert len(set(rows["loader_id"].tolist())) == 4
 

@@ -116,12 +116,12 @@ def test_a_constructor_that_takes_no_size_gets_none(monkeypatch: pytest.MonkeyPa
         def __init__(self, module: object, process_group: object = None) -> None:
             self.module = torch.nn.Linear(2, 2)
 
-    told: dict[str, object] = {}
-    monkeypatch.setattr(recorder, "record_fact", told.__setitem__)
+    reported: dict[str, object] = {}
+    monkeypatch.setattr(recorder, "record_fact", reported.__setitem__)
     monkeypatch.setenv(VARIABLE, "4")
     install(SimpleNamespace(DistributedDataParallel=Wrapper))  # type: ignore[arg-type]
     Wrapper(None)
-    assert told["ddp_bucket 0"] == "25 default"
+    assert reported["ddp_bucket 0"] == "25 default"
 
 
 def test_a_size_is_a_positive_number_of_mib() -> None:

@@ -292,7 +292,7 @@ def test_results_are_equal_to_the_last_bit(run: TracedRun, untraced: TracedRun, 
 
 
 def test_nothing_was_lost_and_nothing_said(run: TracedRun) -> None:
-    """A gap between our count and the group's own would be a loss row."""
+    """A gap between our count and the group's would be a loss row."""
     assert run.losses() == []
     assert all("stashtrace[" not in text for text in run.stderr)
 
@@ -300,20 +300,20 @@ def test_nothing_was_lost_and_nothing_said(run: TracedRun) -> None:
 def test_every_collective_has_its_match_on_the_other_rank(run: TracedRun) -> None:
     table = run.trace.collectives
     own = [table.take(table["rank"] == rank) for rank in (0, 1)]
-    told = [
+    reported = [
         {(row["group_hash"], row["sequence"]): (row["op_code"], row["message_bytes"]) for row in table.rows()}
         for table in own
     ]
     alone = run.trace.groups.take(run.trace.groups["group_size"] == 1)["group_hash"].tolist()
-    only = [key for key in set(told[0]) ^ set(told[1]) if key[0] not in alone]
+    only = [key for key in set(reported[0]) ^ set(reported[1]) if key[0] not in alone]
     hang = part(run, "hang")
     assert only == [(int(hang["group_hash"][0]), int(hang["sequence"][0]))]
     pairs = {CollectiveOp.SEND: CollectiveOp.RECEIVE, CollectiveOp.RECEIVE: CollectiveOp.SEND}
-    for key in set(told[0]) & set(told[1]):
-        op, size = told[0][key]
-        assert told[1][key][0] == pairs.get(CollectiveOp(op), op)
+    for key in set(reported[0]) & set(reported[1]):
+        op, size = reported[0][key]
+        assert reported[1][key][0] == pairs.get(CollectiveOp(op), op)
         if op in (CollectiveOp.ALL_REDUCE, CollectiveOp.BARRIER):
-            assert told[1][key][1] == size
+            assert reported[1][key][1] == size
 
 
 def test_stamps_are_in_order_and_ends_are_seen(run: TracedRun) -> None:
@@ -363,16 +363,16 @@ def test_the_rank_that_waits_shows_how_long_for_the_late_one(run: TracedRun) -> 
     assert late["call_ns"][0] <= early["end_ns"][0], "it has not ended before the other had come"
 
 
-def test_gloo_itself_tells_begin_and_end_of_asynchronous_work(run: TracedRun) -> None:
+def test_gloo_itself_reports_begin_and_end_of_asynchronous_work(run: TracedRun) -> None:
     table = part(run, "told_by_gloo")
     assert ops(table) == ["all_reduce"] * 304
     assert (table["end_ns"] >= np.maximum(table["begin_ns"], table["return_ns"])).all()
     assert (table["status_code"] == 0).all()
-    told = table.take(np.arange(1, 304))
-    assert (told["begin_ns"] >= told["call_ns"]).all(), "a callback sees no begin"
-    waits = waits_for(run, told).sort_by("begin_ns")
-    assert waits["collective_key"].tolist() == told["collective_key"].tolist()
-    assert (told["end_ns"] <= waits["end_ns"]).all(), "a callback of the user is no part of the collective"
+    reported = table.take(np.arange(1, 304))
+    assert (reported["begin_ns"] >= reported["call_ns"]).all(), "a callback sees no begin"
+    waits = waits_for(run, reported).sort_by("begin_ns")
+    assert waits["collective_key"].tolist() == reported["collective_key"].tolist()
+    assert (reported["end_ns"] <= waits["end_ns"]).all(), "a callback of the user is no part of the collective"
 
 
 def test_asynchronous_work_has_an_end_and_keeps_no_tensor(run: TracedRun) -> None:
@@ -412,7 +412,7 @@ def test_groups(run: TracedRun) -> None:
     assert tracks[int(table["communicator_track_id"][0])].startswith("group ")
 
 
-def test_a_group_made_anew_is_another_group(run: TracedRun) -> None:
+def test_a_group_made_again_is_another_group(run: TracedRun) -> None:
     assert part(run, "second_life")["group_hash"][0] != part(run, "eager")["group_hash"][0]
 
 

@@ -87,7 +87,7 @@ def test_compilations_are_spans_with_function_and_number(run: TracedRun) -> None
     assert (found["end_ns"] > found["begin_ns"]).all()
 
 
-def test_why_a_function_is_compiled_again_is_told_by_torch(run: TracedRun) -> None:
+def test_why_a_function_is_compiled_again_is_reported_by_torch(run: TracedRun) -> None:
     reasons, found = spans(run, SpanKind.COMPILE_REASON), spans(run, SpanKind.COMPILE)
     texts = run.texts(reasons, "name_code")
     assert len(texts) == 2

@@ -260,7 +260,7 @@ def test_all_parts_are_compared(untraced: TracedRun) -> None:
     assert sorted(untraced.results()[0]) == sorted(PARTS)
 
 
-def test_copies_and_compiled_models_train_alike(run: TracedRun) -> None:
+def test_copies_and_compiled_models_train_the_same_way(run: TracedRun) -> None:
     results = run.results()[0]
     assert (
         results["eager"] == results["deepcopy"] == results["pickled"] == results["saved"] == results["patched_after"][0]

@@ -318,13 +318,13 @@ def test_loaders_that_are_not_replayed_go_on_as_they_would(real: TracedRun) -> N
     assert untold.sentence.startswith("no synthetic data: no DataLoader")
 
 
-def test_workers_that_die_when_told_to_end_take_nothing_with_them(run: TracedRun) -> None:
+def test_workers_that_die_when_asked_to_end_take_nothing_with_them(run: TracedRun) -> None:
     assert run.results()[0]["aborted"] == [[20, 20], 0]
     losses = run.trace.losses
     names, advice = (run.texts(losses, column) for column in ("name_code", "advice_code"))
-    # Torch does not notice an end that it has waited for already: none of them need be told.
-    told = [text for name, text in zip(names, advice, strict=True) if name == "worker_ended_by_signal"]
-    assert all("killed by signal: Aborted" in text for text in told)
+    # Torch does not notice an end that it has waited for already: none of them need be reported.
+    ends = [text for name, text in zip(names, advice, strict=True) if name == "worker_ended_by_signal"]
+    assert all("killed by signal: Aborted" in text for text in ends)
 
 
 def test_a_loop_that_is_left_early_keeps_a_batch_each_time(run: TracedRun) -> None:
@@ -345,9 +345,9 @@ def test_a_moved_batch_stays_where_it_was_moved(run: TracedRun) -> None:
 
 def test_an_iterator_of_another_kind_is_left_alone_and_named(run: TracedRun) -> None:
     assert run.results()[0]["own"] == [6, 22]
-    told = [reason for collector, reason, _ in run.losses() if collector == "torch_dataloader"]
+    lost = [reason for collector, reason, _ in run.losses() if collector == "torch_dataloader"]
     # The job has a worker abort.
-    assert [reason for reason in told if reason not in ("batches_restored", "child_killed")] == ["batches_not_replayed"]
+    assert [reason for reason in lost if reason not in ("batches_restored", "child_killed")] == ["batches_not_replayed"]
 
 
 def test_the_run_says_that_its_data_is_synthetic(run: TracedRun) -> None:
@@ -357,10 +357,10 @@ def test_the_run_says_that_its_data_is_synthetic(run: TracedRun) -> None:
     advice = run.texts(trace.losses, "advice_code")
     assert "synthetic data: 2 batches replayed" in advice
     assert run_figures.FACT == FACT
-    told = run_figures.synthetic_data(trace)
-    assert (told.ranks, told.missing, told.complete) == ((0,), (), True)
-    assert told.doubts == ("__main__.OwnIterator makes its batches in a way that is not known here",)
-    assert told.sentence == f"synthetic data: batches replayed; {told.doubts[0]}"
+    fact = run_figures.synthetic_data(trace)
+    assert (fact.ranks, fact.missing, fact.complete) == ((0,), (), True)
+    assert fact.doubts == ("__main__.OwnIterator makes its batches in a way that is not known here",)
+    assert fact.sentence == f"synthetic data: batches replayed; {fact.doubts[0]}"
 
 
 def _training(run: TracedRun) -> tuple[int, int, float]:
@@ -395,7 +395,7 @@ def test_steps_are_shorter_by_the_wait_for_data(run: TracedRun, real: TracedRun)
     assert waiting < real_waiting / 100
 
 
-def test_replayed_batches_have_waits_of_their_own_number(run: TracedRun) -> None:
+def test_replayed_batches_have_waits_with_their_number(run: TracedRun) -> None:
     trace = run.trace
     at = run.texts(trace.spans, "name_code").index("fork")
     table = trace.batches

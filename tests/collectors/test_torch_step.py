@@ -304,7 +304,7 @@ def test_recomputed_forward_lies_inside_backward(run: TracedRun) -> None:
     assert all(row["phase_code"] == F and outer["begin_ns"] <= row["begin_ns"] < outer["end_ns"] for row in nested)
 
 
-def test_an_update_that_the_scaler_skips_is_told(run: TracedRun) -> None:
+def test_an_update_that_the_scaler_skips_is_recorded(run: TracedRun) -> None:
     assert codes(phases(run, "scaler")) == [F, B, OPT, F, B, Phase.UPDATE_SKIPPED, F, B, OPT]
 
 
@@ -336,7 +336,7 @@ def test_a_collection_is_a_span_with_its_generation(run: TracedRun) -> None:
     assert (pauses["end_ns"] - pauses["begin_ns"]).min() >= 100_000
 
 
-def test_forward_on_another_thread_has_its_own_track(run: TracedRun) -> None:
+def test_forward_on_another_thread_has_a_separate_track(run: TracedRun) -> None:
     (row,) = phases(run, "second_thread")
     assert row["track_id"] != phases(run, "train")[0]["track_id"]
 

@@ -15,7 +15,7 @@ from stashtrace.probes.torch.loader_settings import wanted_settings
 pytestmark = pytest.mark.torch
 needs_torch()
 
-#: A loader whose data set makes a loader of its own in each process, and one with settings of the script.
+#: A loader whose data set makes another loader in each process, and one with settings of the script.
 SCRIPT = """
 import json, sys
 import torch

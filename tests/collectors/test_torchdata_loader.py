@@ -1,4 +1,4 @@
-"""The same life of batches through torchdata's StatefulDataLoader, by the tests of torch's own loader.
+"""The same life of batches through torchdata's StatefulDataLoader, by the tests of torch's loader.
 
 torchdata is not a dependency: without it all skip. To run them, name the Python of an environment in
 ``STASHTRACE_TEST_PYTHON`` (``pip install torch torchdata``).
@@ -18,8 +18,8 @@ from test_torch_dataloader import (  # noqa: F401
     test_batch_sampler,
     test_batches_are_the_same_with_and_without_us,
     test_life_of_an_iterator_is_a_span,
-    test_loaders_of_one_seed_are_told_apart,
-    test_main_process_and_workers_tell_the_same_story,
+    test_loaders_of_one_seed_are_distinguished,
+    test_main_process_and_workers_agree,
     test_nothing_was_lost_and_nothing_said,
     test_out_of_order_batches_keep_their_index,
     test_persistent_workers_have_another_loader_id_in_each_epoch,

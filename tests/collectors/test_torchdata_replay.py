@@ -16,13 +16,13 @@ from test_torch_replay import (  # noqa: F401
     test_an_iterable_of_unknown_length_goes_on_and_says_so,
     test_an_iterator_of_another_kind_is_left_alone_and_named,
     test_epochs_are_as_long_as_the_real_ones,
-    test_replayed_batches_have_waits_of_their_own_number,
+    test_replayed_batches_have_waits_with_their_number,
     test_samples_without_batches,
     test_steps_are_shorter_by_the_wait_for_data,
     test_the_thread_that_pins_ends_too,
     test_what_the_script_does_to_a_batch_does_not_reach_the_next,
     test_workers_end_with_the_last_batch_that_is_kept,
-    test_workers_that_die_when_told_to_end_take_nothing_with_them,
+    test_workers_that_die_when_asked_to_end_take_nothing_with_them,
 )
 from test_torchdata_loader import needs_torchdata
 from traced import TracedRun, run_traced
@@ -175,7 +175,7 @@ _STATES = """
     if __name__ == "__main__":
         main()
 """
-#: Data sets that save a state of their own; without workers it is the last real one.
+#: Data sets that save a state themselves; without workers it is the last real one.
 _OWN_STATE = "remembering"
 
 

@@ -1,4 +1,4 @@
-"""Where this machine has NVIDIA's own headers and libraries, if it has."""
+"""Where this machine has NVIDIA's headers and libraries, if it has."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _with_header(name: str, *, named: str = "") -> list[Path]:
 
 def cuda_headers() -> list[Path]:
     """Folders with cuda.h and the runtime's headers: CUDA_HOME, the usual place, wheels of CUDA."""
-    # A runtime wheel without the compiler's headers beside it does not compile.
+    # A runtime wheel without the compiler's headers next to it does not compile.
     return [root for root in _with_header("cuda.h") if (root / "crt/host_defines.h").is_file()]
 
 

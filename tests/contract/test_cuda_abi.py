@@ -94,7 +94,7 @@ SIDES(DriverBoxCopy, CUDA_MEMCPY3D_PEER_v1, context, Context);
 """
 
 
-#: The double's own numbers, which are written down apart from ours.
+#: The double's numbers, which are written down apart from ours.
 DOUBLE = """
 #include <cuda.h>
 #include "cuda_objects.h"
@@ -167,7 +167,7 @@ def test_the_runtimes_functions_are_those_of_the_header(per_thread: bool, tmp_pa
     text = (ROOT / "csrc/collectors/cuda/runtime_calls.def").read_text(encoding="utf-8")
     listed = re.findall(r"^CUDART\((\w+)((?:, *[^()]*)?)\)$", text, re.MULTILINE)
     assert len(listed) == len(re.findall(r"^CUDART\(", text, re.MULTILINE))
-    # A header declares either the plain names or those for per-thread default streams, and none of the compiler's own.
+    # A header declares either the plain names or those for per-thread default streams, and none of the compiler's.
     chosen = [
         (name, rest.lstrip(", "))
         for name, rest in listed

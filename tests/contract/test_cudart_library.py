@@ -82,7 +82,7 @@ def runtimes_of(major: int) -> list[Path]:
 
 
 def programs(major: int, tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    """The program on each runtime of a release, with a folder of its own."""
+    """The program on each runtime of a release, with a separate folder."""
     for number, library in enumerate(runtimes_of(major)):
         folder = tmp_path / str(number)
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""The double of CUDA's driver and the real one answer questions alike: tests of the collectors rest on the double."""
+"""The double of CUDA's driver and the real one give the same answers: tests of the collectors rest on the double."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from contract.real_interfaces import need_device
 from device import fake_environment
 
-#: Asks a driver; prints what it answered. Runs in a process of its own, with either library in front.
+#: Asks a driver; prints what it answered. Runs in a separate process, with either library in front.
 QUESTIONS = r"""
 import ctypes, json, threading, time
 cuda = ctypes.CDLL("libcuda.so.1")

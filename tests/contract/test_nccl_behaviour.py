@@ -1,4 +1,4 @@
-"""The double of NCCL and the real library answer alike: one rank on one device, which any machine with a GPU can do."""
+"""The double of NCCL and the real library give the same answers, for one rank on one device, as any GPU machine can."""
 
 from __future__ import annotations
 

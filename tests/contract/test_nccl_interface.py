@@ -35,7 +35,7 @@ def test_a_real_library_has_the_calls_of_its_release() -> None:
         assert {name for name in NCCL_CALLS if f"p{name}" in symbols} == wanted, path
 
 
-# Two signatures are alike if each parameter has the same size and is a pointer, a number or a structure in both.
+# Two signatures are equal if each parameter has the same size and is a pointer, a number or a structure in both.
 CHECK = """
 #include <cstddef>
 #include <cstdint>

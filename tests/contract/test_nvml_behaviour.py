@@ -1,4 +1,4 @@
-"""The double of NVML and the real library answer alike, as far as any device does."""
+"""The double of NVML and the real library give the same answers, as far as any device does."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
         STASHTRACE_COLLECTORS=annotations python tests/data/make_golden.py record
     PYTHONPATH=. python tests/data/make_golden.py keep /some/folder tests/data/golden/v1
 
-Files of released versions are never made again; a new version gets a folder of its own, and so do new records of the
+Files of released versions are never made again; a new version gets a separate folder, and so do new records of the
 same version (``v1_devices``: the first with those of devices). ``keep`` replaces what names the machine in the file's
 metadata.
 """

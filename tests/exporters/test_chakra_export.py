@@ -345,24 +345,24 @@ def test_messages_between_two_ranks(tmp_path: Path) -> None:
     simulate(traces)
 
 
-def test_a_send_that_nobody_received_is_told(tmp_path: Path) -> None:
+def test_a_send_that_nobody_received_is_reported(tmp_path: Path) -> None:
     build_, begins = talking()
     group = build_.group([0, 1], group=7, name="pipe")
     build_.collective({0: (begins[0] + MS, begins[0] + 2 * MS)}, op=CollectiveOp.SEND, group=group, peer_rank=1)
     _, result = written(build_.trace(), tmp_path)
-    told = ("1 send or receive without the other side", "1 collective that did not end, or whose sides do not match")
-    assert any(text in said(result) for text in told)
+    shown = ("1 send or receive without the other side", "1 collective that did not end, or whose sides do not match")
+    assert any(text in said(result) for text in shown)
 
 
 @pytest.mark.parametrize(
-    ("peers", "told", "known"),
+    ("peers", "shown", "known"),
     [
         ((1, 2), "2 sends and receives without the other side", {"comm_src", "comm_dst"}),
         ((-1, -1), "2 sends and receives of which the other rank is unknown", {"comm_src"}),
     ],
 )
-def test_messages_whose_sides_disagree_are_told(
-    tmp_path: Path, peers: tuple[int, int], told: str, known: set[str]
+def test_messages_whose_sides_disagree_are_reported(
+    tmp_path: Path, peers: tuple[int, int], shown: str, known: set[str]
 ) -> None:
     build_, begins = talking()
     group = build_.group([0, 1, 2], group=7, name="pipe")
@@ -370,9 +370,9 @@ def test_messages_whose_sides_disagree_are_told(
         build_.collective({rank: (begins[0] + MS, begins[0] + 2 * MS)}, op=op, group=group, peer_rank=peer, sequence=0)
     traces, result = written(build_.trace(), tmp_path)
     assert [note for note in result.notes if "sends and receives" in note] == [
-        note for note in result.notes if note.startswith(told)
+        note for note in result.notes if note.startswith(shown)
     ]
-    assert told in said(result)
+    assert shown in said(result)
     (send,) = traces.of_type(0, SEND)
     assert {"comm_src", "comm_dst"} & set(send.attrs) == known
 
@@ -380,7 +380,7 @@ def test_messages_whose_sides_disagree_are_told(
 # What is not known ------------------------------------------------------------------------------
 
 
-def test_unknown_payloads_are_told_and_not_made_up(tmp_path: Path) -> None:
+def test_unknown_payloads_are_reported_and_not_made_up(tmp_path: Path) -> None:
     build_, begins = talking()
     for begin in begins:
         build_.collective(together(range(4), (begin + MS, begin + 2 * MS)), message_bytes=-1)
@@ -399,7 +399,7 @@ def test_a_payload_that_another_member_knows(tmp_path: Path) -> None:
     assert "unknown payload" not in said(result)
 
 
-def test_an_unknown_kind_is_told(tmp_path: Path) -> None:
+def test_an_unknown_kind_is_reported(tmp_path: Path) -> None:
     build_, begins = talking()
     build_.collective(together(range(4), (begins[0] + MS, begins[0] + 2 * MS)), op=CollectiveOp.OTHER)
     traces, result = written(build_.trace(), tmp_path)
@@ -407,7 +407,7 @@ def test_an_unknown_kind_is_told(tmp_path: Path) -> None:
     assert "1 collective of unknown kind got no comm_type" in said(result)
 
 
-def test_missing_members_are_told(tmp_path: Path) -> None:
+def test_missing_members_are_reported(tmp_path: Path) -> None:
     """Rank 4 of five left no record, and one collective has no row of rank 1."""
     build_, begins = talking()
     group = build_.group(range(4), name="four")
@@ -421,7 +421,7 @@ def test_missing_members_are_told(tmp_path: Path) -> None:
     assert "1 collective without the part of a member, for which simulators wait without end" in said(result)
 
 
-def test_a_collective_that_did_not_end_is_told(tmp_path: Path) -> None:
+def test_a_collective_that_did_not_end_is_reported(tmp_path: Path) -> None:
     build_, begins = talking()
     build_.collective(together(range(4), (begins[0] + MS, begins[0] + 2 * MS)))
     build_.collective(together(range(3), (begins[2] + 19 * MS, -1)))
@@ -524,10 +524,10 @@ def test_options(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "run", SyntheticJob(ranks=2, steps=5))
     assert main(["export", "chakra", str(tmp_path / "run"), "-o", str(tmp_path / "et"), "--steps", "1:4"]) == 0
-    told = capsys.readouterr().err
+    shown = capsys.readouterr().err
     # A step: until the call, 20 us after it, the optimizer; and the rank's part of the collective.
-    assert "2 ranks, 24 nodes, 3 collectives, 1 communicator" in told
-    assert "of workers left out, the waits for them kept as measured" in told
+    assert "2 ranks, 24 nodes, 3 collectives, 1 communicator" in shown
+    assert "of workers left out, the waits for them kept as measured" in shown
     assert feeder_problems(Traces.read(tmp_path / "et")) == []
     assert main(["export", "chakra", str(tmp_path / "run"), "-o", str(tmp_path / "et"), "--loaders", "x"]) == 2
     assert main(["export", "csv", str(tmp_path / "run"), "-o", str(tmp_path / "t"), "--loaders", "nodes"]) == 2

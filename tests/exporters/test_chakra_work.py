@@ -25,7 +25,7 @@ US = 1000
 
 
 def in_steps(count: int, length_ns: int) -> Graph:
-    """A rank whose thread does so many pieces of work, each a step, and a collective after each."""
+    """A rank whose thread does ``count`` pieces of work, each a step, and a collective after each."""
     nodes = [(0, (THREAD, TRANSFER)[at % 2], at, at + 1, at // 2) for at in range(2 * count)]
     edges = [(at, at + 1, (MEMBER, RELEASE)[at % 2], 0) for at in range(2 * count - 1)]
     made = graph(nodes, edges)
@@ -66,7 +66,7 @@ def graph(nodes: Sequence[Node], edges: Sequence[Edge]) -> Graph:
 
 
 def collectives(count: int) -> Table:
-    """So many of ranks 0 and 1: rows 2 n and 2 n + 1 are the n-th; of a graph of one rank, take those of rank 0."""
+    """``count`` of ranks 0 and 1: rows 2 n and 2 n + 1 are the n-th; of a graph of one rank, take rank 0's."""
     build = TraceBuilder()
     for number in range(count):
         build.collective({0: (number, number + 1), 1: (number, number + 1)})
@@ -104,7 +104,7 @@ def test_a_batch_that_nothing_leads_to_follows_the_work_before_it() -> None:
 
 
 def test_a_late_call_is_a_node_before_the_collective() -> None:
-    """Rank 1 calls 4 us after its work ended; a part of a collective has no idle time of its own."""
+    """Rank 1 calls 4 us after its work ended; a part of a collective has no separate idle time."""
     nodes = [(0, THREAD, 0, 10), (1, THREAD, 0, 20), (0, TRANSFER, 24, 30), (0, THREAD, 30, 31), (1, THREAD, 30, 31)]
     edges = [
         (0, 2, MEMBER, 0),

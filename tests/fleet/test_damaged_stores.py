@@ -109,7 +109,7 @@ def test_a_key_of_no_collective_refers_to_none(store: Path, key: int) -> None:
 
 
 @pytest.mark.parametrize("column", ["step", "begin_ns"])
-def test_steps_that_cannot_be_are_found_anew(store: Path, column: str) -> None:
+def test_impossible_steps_are_found_again(store: Path, column: str) -> None:
     expected = analyze(load_trace(store), "steps")["step"].tolist()
     odd = {"step": lambda old: [old[0], -3, *old[2:]], "begin_ns": lambda old: [old[-1]] * len(old)}
     change(store, "numbered_steps", column, odd[column])
@@ -218,6 +218,6 @@ def test_lost_rows_are_put_back_in_one_look(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_workers_of_any_number_make_batches(store: Path) -> None:
-    """Numbers of workers are identities, so they may be far apart; batches are still told by their index."""
+    """Numbers of workers are identities, so they may be far apart; batches are still known by their index."""
     change(store, "batches", "worker_id", lambda old: [-HUGE, HUGE, *old[2:]])
     assert len(analyze(loaded(store), "stalls"))

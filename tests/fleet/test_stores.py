@@ -33,7 +33,7 @@ OPTIONS = {"stalls": ({}, {"by": "rank"}, {"by": "step_kind"}, {"by": "run"}, {"
 
 
 def texts(table: Table, strings: StringPool) -> list[str]:
-    """Rows with texts in place of codes, in an order of their own."""
+    """Rows with texts in place of codes, sorted."""
     coded = {c.name for c in table.schema.columns if c.is_text}
     rows = ({n: strings.text(v) if n in coded else v for n, v in row.items()} for row in table.rows())
     return sorted(map(str, rows))

@@ -116,7 +116,7 @@ def test_rows_that_a_full_disk_cost_are_not_laid_to_threads(tmp_path: Path, erro
     assert all(text in loss[4] for loss in process.losses), process.losses
 
 
-def test_a_ring_beside_a_merged_file_is_stale(tmp_path: Path) -> None:
+def test_a_ring_next_to_a_merged_file_is_stale(tmp_path: Path) -> None:
     stash = StashWriter(tmp_path, metadata={"losses": [["posix_io", "lane_full_rows", 2, 9, "why"]]})
     stash.add("io_op", io_rows(stash, 2))
     stash.add_ring("io_op", io_rows(stash, 2, first=2), dropped=11)
@@ -148,7 +148,7 @@ def test_torn_tail_keeps_what_is_whole(tmp_path: Path) -> None:
         open_run(tmp_path, strict=True)
 
 
-def test_torn_tail_beside_a_ring_is_no_loss(tmp_path: Path) -> None:
+def test_torn_tail_next_to_a_ring_is_no_loss(tmp_path: Path) -> None:
     """The writer was killed, or is still, between the two halves of a segment: its rows have not left the ring."""
     stash = StashWriter(tmp_path)
     stash.add("io_op", io_rows(stash, 4))
@@ -347,7 +347,7 @@ class TestBadInput:
         path.write_bytes(bytes(data))
         assert begins(open_run(tmp_path).processes[0]) == [0]
 
-    def test_one_bad_file_beside_a_good_one_is_a_loss(self, tmp_path: Path) -> None:
+    def test_one_bad_file_next_to_a_good_one_is_a_loss(self, tmp_path: Path) -> None:
         stash = StashWriter(tmp_path)
         stash.add("io_op", io_rows(stash, 1))
         stash.save()

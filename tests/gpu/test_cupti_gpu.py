@@ -65,7 +65,7 @@ def test_work_follows_its_launch_on_the_common_clock(run: TracedRun) -> None:
     assert (kernels["thread_track_id"][launched] >= 0).all()
 
 
-def test_the_users_own_profiler_works_and_ends_deep_mode(tmp_path: Path) -> None:
+def test_the_users_profiler_works_and_ends_deep_mode(tmp_path: Path) -> None:
     done = job(tmp_path, profiled_step=4)
     assert done.results()[0] > 0, "torch.profiler saw its kernels"
     assert "another_profiler" in {reason for _, reason, _ in done.losses()}

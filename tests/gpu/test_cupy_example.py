@@ -28,7 +28,7 @@ def devices_count() -> int:
 
 
 def run(out: Path, world_size: int, *options: str) -> stashtrace.Trace:
-    """The example on so many ranks."""
+    """The example on ``world_size`` ranks."""
     job = [sys.executable, str(ROOT / "examples/train_cupy.py"), "--steps", str(STEPS)]
     if world_size > 1:
         job = [sys.executable, str(ROOT / "tests/ground_truth/launch_ranks.py"), "--", *job]

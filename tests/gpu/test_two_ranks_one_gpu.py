@@ -1,6 +1,6 @@
 """Real NCCL between two ranks that share one device: late ranks and a shaped link must land in their kinds.
 
-NCCL refuses two ranks on a device unless each believes it is on a host of its own; then everything goes over its socket
+NCCL refuses two ranks on a device unless each believes it is on a separate host; then everything goes over its socket
 transport on loopback. A rig for truth, not for speed: the ranks take turns on the device.
 """
 

@@ -1,4 +1,4 @@
-"""The example with a chosen share of its files in the page cache, and its own clock: truth for `whatif-cache`.
+"""The example with a chosen share of its files in the page cache, and its clock: truth for `whatif-cache`.
 
 One run is one epoch, so the share set before it holds until the end. The files are padded behind the end of their
 JPEG, which decoders skip: two cores cannot decode what a disk brings. (A disk slowed by a blkio cgroup would not do:
@@ -35,7 +35,7 @@ EPOCH_STEPS = (IMAGES_COUNT - IMAGES_COUNT // 10) // BATCH
 
 @dataclass(frozen=True)
 class Truth:
-    """What the script's own clock says.
+    """What the script's clock says.
 
     `step_ns` is the mean over the counted steps, `resident` the share of the training bytes in the page cache before
     the run (or, in little memory, its mean while they ran).

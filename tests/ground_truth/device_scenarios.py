@@ -26,7 +26,7 @@ from stashtrace.schema.trace import Trace
 STEPS = 8
 #: Steps at each end that are compared with nobody: first uses, communicators, the end of the job.
 LEFT_OUT = 2
-#: Each device counts its own time: from another origin, at another rate, %globaltimer apart from events.
+#: Each device counts its time: from another origin, at another rate, %globaltimer apart from events.
 SCRIPT = """
 rate.h2d.pinned 10GB
 nccl.latency 10us
@@ -63,7 +63,7 @@ class Scenario:
     at_most : dict of int to dict of str to float
         Rank -> kind -> ms that ``high_ns`` must not exceed: what was observed is not a bound.
     hosts : tuple of str
-        Host of each rank; the doubles run on one, so these names replace its own once the run is loaded.
+        Host of each rank; the doubles run on one, so these names replace its name once the run is loaded.
     """
 
     name: str
@@ -84,7 +84,7 @@ def both(**kinds: float) -> dict[int, Kinds]:
     return {0: kinds, 1: kinds}
 
 
-#: As a data-parallel job does it: on a stream of its own, which waits for compute, and for which the update waits.
+#: As a data-parallel job does it: on a separate stream, which waits for compute, and for which the update waits.
 _ALL_REDUCE = "wait stream=2 for=0; allreduce {} stream=2; wait stream=0 for=2;"
 #: Many kernels, as in a real step: deep mode takes a step for cut off that has a tenth less of them than the others.
 _TRAIN = "forward {{ {} }} backward {{ repeat 20 {{ kernel 500us }} {} }} optimizer {{ {} kernel 2ms }}"

@@ -20,7 +20,7 @@ from ground_truth.device_scenarios import Measured, Scenario
 TOLERANCE = 0.1
 
 
-#: Default mode, NCCL timed by events instead of its own stamps, every kernel recorded.
+#: Default mode, NCCL timed by events instead of its stamps, every kernel recorded.
 OPTIONS: dict[str, dict[str, object]] = {
     "brackets": {},
     "events": {"nccl_source": "events"},

@@ -1,4 +1,4 @@
-"""What the job of the five steps says by its own clock of the runs of a characterization."""
+"""What the job of the five steps says by its clock of the runs of a characterization."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Several hosts on one machine: a network namespace and a host name each, joined by a bridge.
 
-They share kernel, boot id and clock with each other; addresses, host names and scratch directories are their own.
+They share kernel, boot id and clock with each other; addresses, host names and scratch directories differ.
 """
 
 from __future__ import annotations

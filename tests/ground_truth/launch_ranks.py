@@ -1,4 +1,4 @@
-"""Start the ranks of a job, each possibly in its own network namespace; torchrun without its import of torch.
+"""Start the ranks of a job, each possibly in a separate network namespace; torchrun without its import of torch.
 
     python launch_ranks.py [--namespaces A,B --addresses 10.77.0.1,10.77.0.2 --interfaces vA,vB] -- python train.py ...
 

@@ -91,7 +91,7 @@ def slow_link(megabits: int) -> Iterator[Link]:
 
 
 class ReadLimit:
-    """A cgroup (v1 blkio) whose members read from one device no faster than told, once `begin` is called.
+    """A cgroup (v1 blkio) whose members read from one device at ``bytes_per_s`` at most, once `begin` is called.
 
     Not from the start: `import torch` reads half a gigabyte when the page cache has been evicted.
     """
@@ -191,7 +191,7 @@ def held(paths: list[Path]) -> Iterator[None]:
 
 
 def evict(path: Path) -> None:
-    """Drop a file's pages from the page cache; `resident_share` tells whether it worked."""
+    """Drop a file's pages from the page cache; `resident_share` shows whether it worked."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,4 +1,4 @@
-"""Exposed times per rank, step and kind, from nothing but the example's own clock.
+"""Exposed times per rank, step and kind, from nothing but the example's clock.
 
 Reads what `examples/plain_clock.py` wrote and applies the definitions of docs/concepts/stalls.md to the script's
 laps. Knows no trace: this is the other side of the comparison.

@@ -1,6 +1,6 @@
 """The obstacle course: run the example with one real fault at a time and compare two clocks.
 
-Used by the tests beside it (one run each) and by benchmarks/ground_truth.py (several interleaved runs). Every
+Used by the tests next to it (one run each) and by benchmarks/ground_truth.py (several interleaved runs). Every
 scenario says which kind must dominate on which rank; `Comparison` holds what the script's clock and stashtrace
 say about the same steps of the same run.
 """
@@ -80,7 +80,7 @@ SCENARIOS = (
     Scenario(
         "fetch_mapped",
         "each image touches 512 KiB more of a mapped file, evicted from the page cache",
-        # A fault costs the thread about as much CPU time, which is not a fetch, as it waits; on a busy machine more.
+        # A fault costs the thread about as long in CPU time, which is no fetch, as it waits; on a busy machine more.
         ("--inject-mmap-kib", "512"),
         {0: "fetch", 1: "fetch"},
         means="eviction",

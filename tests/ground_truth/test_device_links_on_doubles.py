@@ -43,8 +43,8 @@ PROXIES = Scenario(
     hosts=HOSTS,
     script="nccl.node.ranks 2",
 )
-#: 250 MB take 50 ms over the network; between the two ranks of a host they would take 25. The run's own traffic inside
-#: the hosts, hidden behind compute, tells that by three other sizes.
+#: 250 MB take 50 ms over the network; between the two ranks of a host they would take 25. The run's traffic inside
+#: the hosts, hidden behind compute, shows that by three other sizes.
 ESTIMATED = Scenario(
     "mixed_estimated",
     _TRAIN.format(

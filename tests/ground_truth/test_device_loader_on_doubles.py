@@ -50,7 +50,7 @@ def run(folder: Path, fetch_ms: float, spin_ms: float, *, kernels: bool) -> Trac
 
 
 def truth(folder: Path, came: list[int]) -> dict[str, float]:
-    """What the job's own clock says of a typical step, in ms: a busy machine is not a mistake of the attribution."""
+    """What the job's clock says of a typical step, in ms: a busy machine is not a mistake of the attribution."""
     batches = [[int(word) for word in line.split()] for line in (folder / "worker.txt").read_text().splitlines()]
     steps: dict[str, list[float]] = {"fetch": [], "prep": [], "handoff": []}
     for (asked, answered, made), before, now in zip(batches[1:], came, came[1:], strict=False):

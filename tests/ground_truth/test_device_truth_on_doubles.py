@@ -11,7 +11,7 @@ from ground_truth.device_truth import check
 
 pytestmark = pytest.mark.truth
 
-#: Events do not tell that ranks are on two hosts; NCCL does, through its plugin.
+#: Events do not show that ranks are on two hosts; NCCL does, through its plugin.
 BY_EVENTS = [s for s in SCENARIOS if s.cause_rank >= 0 or s.name == "interconnect"]
 
 

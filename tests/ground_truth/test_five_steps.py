@@ -27,7 +27,7 @@ GRADIENT_BYTES = 4 * (256 * WIDTH + WIDTH + WIDTH * WIDTH + WIDTH)
 WARMUP, ITERATIONS = 4, 12
 #: A ring of two: each sends its gradients once.
 LINK_MS = GRADIENT_BYTES * 8 / LINK_BITS_PER_S * 1e3
-#: Beside what is injected: collating a batch, the inside of the host for the gradients.
+#: In addition to what is injected: collating a batch, the inside of the host for the gradients.
 OWN_MS = 4.0
 #: Runs of each step, whose median counts. Where the stalls are off, more are added to those that there are.
 REPEATS = (3, 5, 7)
@@ -77,7 +77,7 @@ def test_each_stall_is_what_was_injected(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Answer:
-    """What is said of the steps, and of each stall beside what was injected, in ms."""
+    """What is said of the steps, and of each stall other than what was injected, in ms."""
 
     steps: dict[str, Any]
     lost: dict[str, float]
@@ -93,7 +93,7 @@ def measured(folder: Path, repeats: int) -> Answer:
     if not {"prep", "fetch", "network"} <= answer["stalls"].keys():
         return Answer(answer["steps"], {}, {})
     assert exposed(4, BURNT) >= 0.99 * BATCH * BURN_MS
-    # Nothing is loaded while the step computes: what the job's own clock says of loading is exposed.
+    # Nothing is loaded while the step computes: what the job's clock says of loading is exposed.
     loading = {step: exposed(step, READ, BURNT) for step in (3, 4)}
     injected = {"prep": loading[4], "fetch": loading[3] - loading[4], "network": LINK_MS}
     lost = {stall: answer["stalls"][stall]["lost_ns"] / 1e6 for stall in injected}

@@ -1,4 +1,4 @@
-"""The numbers are true: real faults, the script's own clock beside ours, within 5 % of the step.
+"""The numbers are true: real faults, the script's clock against ours, within 5 % of the step.
 
 One run per scenario here, up to four more if it is off; five interleaved ones are benchmarks/ground_truth.py's.
 """

@@ -1,4 +1,4 @@
-"""late on real jobs: the rank, the cause, the worker and the file, and the amount against the job's own stopwatch."""
+"""late on real jobs: the rank, the cause, the worker and the file, and the amount against the job's stopwatch."""
 
 from __future__ import annotations
 

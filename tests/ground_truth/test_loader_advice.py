@@ -1,6 +1,6 @@
 """What the summary says to do first about loaders is done: the step gets shorter by what was promised.
 
-Steps are timed by the job's own clock, without the recorder. Six kinds of loaders; which advice each gets depends on
+Steps are timed by the job's clock, without the recorder. Six kinds of loaders; which advice each gets depends on
 the machine, so a test asks whether the advice is true, not which it is. No constant of the replay was chosen by these
 jobs.
 """
@@ -40,7 +40,7 @@ PARTS = {
 
 
 def step_ms(kind: str, workers: int, folder: Path) -> float:
-    """Mean step by the job's own clock."""
+    """Mean step by the job's clock."""
     command = [sys.executable, str(JOB), kind, str(workers), str(STEPS), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     return float(done.stdout.split("step_ms ")[1].split()[0])

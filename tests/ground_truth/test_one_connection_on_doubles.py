@@ -65,7 +65,7 @@ def times_are_right(run: TracedRun) -> None:
         for kind, at in rank.points_ms.items():
             wanted = SCENARIO.expected[rank.rank].get(kind, 0)
             assert at == pytest.approx(wanted, abs=TOLERANCE * SCENARIO.injected_ms), (kind, rank)
-        # Beside a collective the device may have computed, which no event tells.
+        # During a collective the device may have computed, which no event shows.
         assert rank.low_ms["interconnect"] == 0
         assert rank.cause_ranks == ({1} if rank.rank == 0 else set())
         assert np.isclose(rank.high_ms["interconnect"], rank.points_ms["interconnect"])

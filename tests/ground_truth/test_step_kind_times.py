@@ -1,4 +1,4 @@
-"""Steps by kind beside the job's own log: their number in the gate, their times where the machine is quiet."""
+"""Steps by kind against the job's log: their number in the gate, their times where the machine is quiet."""
 
 from __future__ import annotations
 

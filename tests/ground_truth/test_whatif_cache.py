@@ -1,4 +1,4 @@
-"""The forecast of `whatif-cache` beside a real page cache that is too small: hits as the law says, step within 10 %.
+"""The forecast of `whatif-cache` against a real page cache that is too small: hits as the law says, step within 10 %.
 
 Rates and step are of one run. Forecasts for other runs need many repetitions where the rate of storage changes from run
 to run: those are benchmarks/bench_whatif_cache.py's.

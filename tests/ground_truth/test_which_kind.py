@@ -48,17 +48,17 @@ def test_the_fault_is_the_largest_kind(fault: Scenario, compare: Compare, tmp_pa
     for rank in compare(fault, tmp_path / "job"):
         if rank.rank not in fault.dominant:
             continue
-        assert largest(rank.traced_ns) == fault.dominant[rank.rank], told(rank)
-        assert largest(rank.truth_ns) == fault.dominant[rank.rank], f"the fault was too small: {told(rank)}"
+        assert largest(rank.traced_ns) == fault.dominant[rank.rank], compared(rank)
+        assert largest(rank.truth_ns) == fault.dominant[rank.rank], f"the fault was too small: {compared(rank)}"
         if fault.cause_rank >= 0:
-            assert largest(rank.cause_ranks) == fault.cause_rank, told(rank)
+            assert largest(rank.cause_ranks) == fault.cause_rank, compared(rank)
 
 
 def largest(amounts: dict[str, float] | dict[int, float]) -> str | int:
     return max(amounts, key=lambda key: amounts[key])  # type: ignore[index]
 
 
-def told(rank: RankComparison) -> str:
+def compared(rank: RankComparison) -> str:
     """Truth and trace in ms a step, kind by kind."""
     truth, traced = rank.truth_ns, rank.traced_ns
     kinds = ", ".join(f"{k} {truth.get(k, 0) / 1e6:.1f} -> {traced.get(k, 0) / 1e6:.1f}" for k in rank.kinds)

@@ -1,6 +1,6 @@
 """What the summary says to do first about workers is done: the step gets shorter by what was promised.
 
-Two ranks, timed by the job's own clock without the recorder, with the change and without it by turns. Each job plants
+Two ranks, timed by the job's clock without the recorder, with the change and without it alternately. Each job plants
 one thing that takes most of its step.
 """
 
@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 #: By this part of the step the ratio of two jobs differs on a loaded machine.
 BETWEEN_RATIO = 0.1
-ANEW = ("--start-ms", "400")
+RESTARTED = ("--start-ms", "400")
 SLOW = ("--slow-ms", "150", "--epochs", "1", "--steps", "48")
 
 
@@ -51,7 +51,7 @@ def step_ms(options: Sequence[str], folder: Path) -> float:
 
 @dataclass
 class Followed:
-    """What was advised for a recorded job, what a change of it promised, and steps without and with it by turns."""
+    """What was advised for a recorded job, what a change of it promised, and steps without and with it alternately."""
 
     first: dict[str, Any]
     low_ratio: float
@@ -74,7 +74,7 @@ def follow(options: Sequence[str], changed: Sequence[str], change: str, folder: 
 @pytest.mark.parametrize(
     ("options", "changed", "change", "is_first"),
     [
-        (ANEW, (*ANEW, "--kept"), "persistent_workers=1", True),
+        (RESTARTED, (*RESTARTED, "--kept"), "persistent_workers=1", True),
         (SLOW, (*SLOW, "--slow-ms", "2"), "slow_worker=0", True),
         (SLOW, (*SLOW, "--workers", "3"), "workers=3", False),
     ],

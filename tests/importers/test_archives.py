@@ -176,10 +176,10 @@ def test_archives_in_a_folder_or_in_an_archive_stay_packed(
     (tmp_path / "in").mkdir()
     packed(tmp_path / "in/inner.zip", job)
     inner = (tmp_path / "in/inner.zip").read_bytes()
-    told = "is a zip archive, which is unpacked only where it is given by its name"
-    assert refusal(tmp_path / "in", capsys) == f"{tmp_path}/in/inner.zip {told}"
+    shown = "is a zip archive, which is unpacked only where it is given by its name"
+    assert refusal(tmp_path / "in", capsys) == f"{tmp_path}/in/inner.zip {shown}"
     packed(tmp_path / "outer.zip", {"inner.zip": inner})
-    assert refusal(tmp_path / "outer.zip", capsys) == f"{tmp_path}/outer.zip/inner.zip {told}"
+    assert refusal(tmp_path / "outer.zip", capsys) == f"{tmp_path}/outer.zip/inner.zip {shown}"
 
 
 def test_several_archives_are_parts_of_one_job(job: dict[str, bytes], tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarIn
 
 
 @pytest.mark.parametrize(
-    ("entry", "told"),
+    ("entry", "shown"),
     [
         (link("rank0.json", "/etc/passwd"), "'rank0.json' in it is a link"),
         (link("rank0.json", "../x", tarfile.LNKTYPE), "'rank0.json' in it is a link"),
@@ -221,17 +221,17 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarIn
     ],
 )
 def test_hostile_entries_of_tar(
-    entry: tarfile.TarInfo, told: str, tmp_path: Path, temporary: Path, capsys: pytest.CaptureFixture[str]
+    entry: tarfile.TarInfo, shown: str, tmp_path: Path, temporary: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with tarfile.open(tmp_path / "evil.tar", "w") as opened:
         opened.addfile(entry)
-    assert refusal(tmp_path / "evil.tar", capsys) == f"{tmp_path}/evil.tar is not unpacked: {told}"
+    assert refusal(tmp_path / "evil.tar", capsys) == f"{tmp_path}/evil.tar is not unpacked: {shown}"
     assert written(tmp_path) == ["evil.tar"]
     assert written(temporary) == []
 
 
 @pytest.mark.parametrize(
-    ("name", "mode", "told"),
+    ("name", "mode", "shown"),
     [
         ("rank0.json", stat.S_IFLNK | 0o777, "is a link"),
         ("rank0.json", stat.S_IFIFO | 0o777, "is no plain file"),
@@ -240,13 +240,13 @@ def test_hostile_entries_of_tar(
     ],
 )
 def test_hostile_entries_of_zip(
-    name: str, mode: int, told: str, tmp_path: Path, temporary: Path, capsys: pytest.CaptureFixture[str]
+    name: str, mode: int, shown: str, tmp_path: Path, temporary: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with zipfile.ZipFile(tmp_path / "evil.zip", "w") as opened:
         entry = zipfile.ZipInfo(name)
         entry.external_attr = mode << 16
         opened.writestr(entry, "/etc/passwd")
-    assert refusal(tmp_path / "evil.zip", capsys) == f"{tmp_path}/evil.zip is not unpacked: {name!r} in it {told}"
+    assert refusal(tmp_path / "evil.zip", capsys) == f"{tmp_path}/evil.zip is not unpacked: {name!r} in it {shown}"
     assert written(tmp_path) == ["evil.zip"]
     assert written(temporary) == []
 
@@ -284,19 +284,19 @@ def test_a_header_that_would_fill_the_memory_is_not_read(tmp_path: Path, capsys:
     assert "a header is larger than any" in refusal(tmp_path / "huge.tar", capsys)
 
 
-@pytest.mark.parametrize(("limit", "told"), [("MOST_ENTRIES", "entries"), ("MOST_FILES", "files that may be traces")])
+@pytest.mark.parametrize(("limit", "shown"), [("MOST_ENTRIES", "entries"), ("MOST_FILES", "files that may be traces")])
 @pytest.mark.parametrize("pack", PACKS)
 def test_entries_and_files_are_counted(
     pack: Pack,
     limit: str,
-    told: str,
+    shown: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(unpack_archive, limit, 3)
     pack(tmp_path / "many", {f"rank{n}.json": b"{}" for n in range(4)})
-    assert refusal(tmp_path / "many", capsys) == f"{tmp_path}/many holds more than 3 {told}"
+    assert refusal(tmp_path / "many", capsys) == f"{tmp_path}/many holds more than 3 {shown}"
 
 
 def test_folders_are_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -304,7 +304,7 @@ def test_folders_are_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "folders inside folders" in refusal(tmp_path / "deep.tar", capsys)
 
 
-def test_a_full_disk_is_told_before_it_is_full(
+def test_a_full_disk_is_reported_before_it_is_full(
     job: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     packed(tmp_path / "job.zip", job)
@@ -369,7 +369,7 @@ def test_what_is_no_archive(job: dict[str, bytes]) -> None:
 
 
 def test_a_tar_of_the_oldest_format_is_one(tmp_path: Path) -> None:
-    """Without `ustar` in its header only the checksum tells."""
+    """Without `ustar` in its header only the checksum shows it."""
     tar(tmp_path / "old.tar", {"a": b"x"})
     block = bytearray((tmp_path / "old.tar").read_bytes()[:512])
     block[257:265] = bytes(8)

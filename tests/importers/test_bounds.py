@@ -71,7 +71,7 @@ def in_itself() -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "reported"),
     [
         (pickle.dumps(dump(pg_status={"0": {"ranks": shared(60)}})), "shared over and over"),
         (pickle.dumps(dump(pg_config={"0": {"ranks": shared(60)}})), "shared over and over"),
@@ -83,9 +83,9 @@ def in_itself() -> list[Any]:
     ],
     ids=["shared status", "shared configuration", "shared version", "a list in itself", "deep", "5000 digits"],
 )
-def test_hostile_pickles(content: bytes, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hostile_pickles(content: bytes, reported: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "nccl_trace_rank_0").write_bytes(content)
-    assert told in refusal(tmp_path / "nccl_trace_rank_0", capsys)
+    assert reported in refusal(tmp_path / "nccl_trace_rank_0", capsys)
 
 
 def test_keys_that_are_lists_in_lists_are_not_hashed(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def fault_of_file(path: Path, folder: Path, *, thorough: bool) -> list[str]:
 
 
 def try_mutations(name: str, seed: int, count: int, folder: Path, *, thorough: bool) -> list[str]:
-    """Faults of so many mutations of a format's small file."""
+    """Faults of ``count`` mutations of a format's small file."""
     rng = random.Random(f"{name} {seed}")
     path = SEEDS[name](folder)
     data = path.read_bytes()

@@ -116,7 +116,7 @@ def test_cut_file_gives_the_nodes_before(tmp_path: Path) -> None:
     assert 20 <= len(trace.execution_nodes) < 30
 
 
-def test_unknown_schema_is_told_and_used(tmp_path: Path) -> None:
+def test_unknown_schema_is_reported_and_used(tmp_path: Path) -> None:
     with pytest.warns(DataLossWarning, match="damaged_nodes"):
         trace = stashtrace.load(write(tmp_path / "et.json", [old(3, "aten::add"), {"id": "no"}], "9.9"))
     assert len(trace.execution_nodes) == 1

@@ -1,4 +1,4 @@
-"""Values that no format allows: each costs its own event or fact, not the load of all files beside it."""
+"""Values that no format allows: each costs its event or fact, not the load of all files next to it."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def test_times_that_64_bits_do_not_hold(tmp_path: Path) -> None:
 
 
 def test_members_of_a_group_are_not_counted_out_to_the_end_of_memory(tmp_path: Path) -> None:
-    told = {"Process Group Name": "0", "Group size": 1 << 40, "Global rank start": 0, "Global rank stride": 1}
+    reported = {"Process Group Name": "0", "Group size": 1 << 40, "Global rank start": 0, "Global rank stride": 1}
     trace = stashtrace.load(
-        write(tmp_path / "rank0.json", [*WORK, device("ncclDevKernel_AllReduce", 60, 20, stream=9, **told)])
+        write(tmp_path / "rank0.json", [*WORK, device("ncclDevKernel_AllReduce", 60, 20, stream=9, **reported)])
     )
     assert trace.groups["group_size"].tolist() == [-1]
 
@@ -239,13 +239,13 @@ def test_compressed_nothing_is_called_so(tmp_path: Path) -> None:
         stashtrace.load(tmp_path / "rank0.json.gz")
 
 
-def test_many_ranks_apart_are_told_in_few_words(tmp_path: Path) -> None:
+def test_many_ranks_apart_are_named_in_few_words(tmp_path: Path) -> None:
     for rank in range(0, 120, 2):
         first = 10 if rank < 50 else 100
         rank_of_two(tmp_path / f"rank{rank}.json", rank, first_step=first)
     trace = stashtrace.load(tmp_path)
-    told = [trace.text(code) for code in trace.losses["advice_code"].tolist()]
-    apart = [text for text in told if "recorded none of the steps" in text]
+    reported = [trace.text(code) for code in trace.losses["advice_code"].tolist()]
+    apart = [text for text in reported if "recorded none of the steps" in text]
     assert len(apart) == 1
     assert apart[0].startswith("25 ranks, 0 the first, recorded")
 

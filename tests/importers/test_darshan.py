@@ -1,4 +1,4 @@
-"""Darshan logs: DXT's calls with times, sums for the rest, nothing counted twice, damage told."""
+"""Darshan logs: DXT's calls with times, sums for the rest, nothing counted twice, damage reported."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_mpi_io_counts_only_where_posix_is_missing(load: Any) -> None:
     assert alone.io_totals["opens_count"].tolist() == [2]
 
 
-def test_incomplete_module_is_told(load: Any) -> None:
+def test_incomplete_module_is_reported(load: Any) -> None:
     with pytest.warns(DataLossWarning, match="module_incomplete"):
         load(Backend({"DXT_POSIX": [segments(1, 0, (0, 1, 1.0, 2.0))]}, partial="DXT_POSIX"))
 
@@ -197,7 +197,7 @@ def test_the_processes_are_those_of_the_job(load: Any) -> None:
         assert "of 512 processes" in said
 
 
-def test_time_in_metadata_is_told(load: Any) -> None:
+def test_time_in_metadata_is_reported(load: Any) -> None:
     record = counters("POSIX", 1, -1, {"READ_TIME": 2.0, "META_TIME": 252.0}, OPENS=2000, READS=20, BYTES_READ=2000)
     said = worded(*files_claims(load(Backend({"POSIX": [record]}, ranks=8))))[0]
     assert "took 254 s in total" in said
@@ -220,7 +220,7 @@ def test_a_log_of_such_modules_alone_names_them(load: Any) -> None:
 
 
 class Jobs(Backend):
-    """A backend whose logs are of the jobs that their names tell."""
+    """A backend whose logs are of the jobs that their names say."""
 
     def log_open(self, path: str) -> dict[str, Any]:
         found = re.search(r"_id(\d+)-", path)

@@ -138,7 +138,7 @@ def dlio(pid: int, steps: int) -> Lines:
             lines.call("TorchDataset.__getitem__", at + 1_000 + item * 14_000, 14_000, cat="data_loader")
             lines.call("pread", at + 2_000 + item * 14_000, 10_000, fhash=5, ret=1000, offset=0)
             lines.call("pread", at + 12_000 + item * 14_000, 2_000, fhash=5, ret=4_000_000, offset=0)
-        if step + 1 < steps:  # the loop is left by break: its last turn is never told
+        if step + 1 < steps:  # the loop is left by break: its last turn is never recorded
             lines.call("loop.iter", at, 30_000, cat="data_loader")
             lines.call("loop.yield", at + 30_000, 70_000, cat="data_loader")
         lines.call("TorchFramework.compute", at + 30_000, 50_000, cat="ai_framework")
@@ -177,7 +177,7 @@ def test_stalls_say_that_reading_is_a_guess(loop: Trace) -> None:
     assert middle["stall_ns"].sum() == 100_000_000
 
 
-def test_summary_tells_what_is_a_guess(loop: Trace) -> None:
+def test_summary_says_what_is_a_guess(loop: Trace) -> None:
     said = " ".join(summary(loop).split())
     assert "inferred: which calls waited for storage" in said
 

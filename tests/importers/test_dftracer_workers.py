@@ -53,7 +53,7 @@ def _made(trace: Trace) -> list[tuple[int, int, float, float]]:
 
 
 def test_loading_that_an_emulated_compute_hides(tmp_path: Path) -> None:
-    """DLIO with two reader threads: each step sleeps 100 ms in the place of a model, beside 80 ms of reading."""
+    """DLIO with two reader threads: each step sleeps 100 ms in the place of a model, during 80 ms of reading."""
     lines = Lines()
     for turn in range(STEPS):
         lines.add("TorchFramework.compute", "ai_framework", turn * 100, 100)
@@ -65,7 +65,7 @@ def test_loading_that_an_emulated_compute_hides(tmp_path: Path) -> None:
     hidden = stashtrace.analyze(trace, "hidden")
     assert hidden["hidden_loading_ns"].tolist() == [80_000_000] * (STEPS - 1), "a step lasts from mark to mark"
     budget = _budget(trace)
-    assert budget["compute"] == (1100, 220, 1100), "a sleep beside readers at work proves no compute"
+    assert budget["compute"] == (1100, 220, 1100), "a sleep while readers work proves no compute"
     assert budget["other"] == (0, 0, 880)
     assert "prep" not in budget, "nobody waits for a batch inside a sleep"
     facts = {trace.text(r["key_code"]): trace.text(r["value_code"]) for r in trace.metadata.rows()}
@@ -86,7 +86,7 @@ def _unrecorded(tmp_path: Path, compute: bool, **worker: int) -> Trace:
 
 
 @pytest.mark.parametrize("worker", [{"tid": PID + 1}, {"pid": PID + 9, "tid": PID + 9}], ids=["thread", "process"])
-def test_gaps_beside_a_worker_at_work_are_most_likely_waits(tmp_path: Path, worker: dict[str, int]) -> None:
+def test_gaps_while_a_worker_works_are_most_likely_waits(tmp_path: Path, worker: dict[str, int]) -> None:
     trace = _unrecorded(tmp_path, True, **worker)
     budget = _budget(trace)
     # The first step begins with the first batch that is awaited, or with the first compute: its gap may be cut off.
@@ -110,7 +110,7 @@ def test_where_nothing_shows_what_the_thread_did_nothing_is_likely(tmp_path: Pat
 
 
 def test_recorded_waits_leave_no_doubt_about_the_rest(tmp_path: Path) -> None:
-    """With loop.iter every wait is there: time outside them beside a worker is not wait."""
+    """With loop.iter every wait is there: time outside them while a worker works is not wait."""
     lines = Lines()
     for turn in range(STEPS):
         lines.add("loop.iter", "data_loader", turn * 100, 20)
@@ -119,7 +119,7 @@ def test_recorded_waits_leave_no_doubt_about_the_rest(tmp_path: Path) -> None:
     budget = _budget(stashtrace.load(lines.write(tmp_path / "trace-0-of-1.pfw")))
     assert budget["prep"][0] == pytest.approx(20 * STEPS, abs=21)
     assert budget["prep"][2] == budget["prep"][0]
-    assert budget["compute"][1] == pytest.approx(50 * STEPS, abs=51), "an annotation of a job's own compute"
+    assert budget["compute"][1] == pytest.approx(50 * STEPS, abs=51), "an annotation of a job's compute"
 
 
 class Spans:
@@ -192,8 +192,8 @@ def facts_of(trace: Trace) -> dict[str, str]:
     return {trace.text(r["key_code"]): trace.text(r["value_code"]) for r in trace.metadata.rows()}
 
 
-def test_real_trace_that_makes_its_own_batches_is_as_before() -> None:
+def test_real_trace_that_makes_batches_itself_is_as_before() -> None:
     trace = stashtrace.load(corpus("dftracer/dlio_unet3d-trace-1-of-8.pfw.gz"))
     assert set(trace.batches["worker_id"].tolist()) == {-1}
     compute = _budget(trace)["compute"]
-    assert compute[1] == pytest.approx(25 * 1361, rel=0.01), "25 steps of 1.36 s, with nothing beside them"
+    assert compute[1] == pytest.approx(25 * 1361, rel=0.01), "25 steps of 1.36 s, with nothing during them"

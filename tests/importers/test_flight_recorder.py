@@ -168,7 +168,7 @@ def test_durations_of_events_are_the_devices(tmp_path: Path) -> None:
     }
 
 
-def test_messages_and_coalesced_parts_have_numbers_of_their_own(tmp_path: Path) -> None:
+def test_messages_and_coalesced_parts_have_separate_numbers(tmp_path: Path) -> None:
     entries = [
         _entry(0),
         _entry(1, collective_seq_id=1, p2p_seq_id=1, profiling_name="nccl:send 0->1", is_p2p=True),
@@ -249,7 +249,7 @@ def test_old_and_unknown_versions(tmp_path: Path) -> None:
     assert lost["damaged_entries"] == 1
 
 
-def test_ring_and_missing_rank_are_told(tmp_path: Path) -> None:
+def test_ring_and_missing_rank_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "dump.pickle"
     path.write_bytes(pickle.dumps(_dump([_entry(40), _entry(41)]), 2))
     lost = losses(load(path))

@@ -1,4 +1,4 @@
-"""What every importer relies on: files found and recognised, tables joined, times from the first on, damage told."""
+"""What every importer relies on: files found and recognised, tables joined, times from the first on, damage named."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ def test_folder_becomes_one_trace(tmp_path: Path) -> None:
     assert said["imported"] == "2 lines"
 
 
-def test_missing_ranks_are_told(tmp_path: Path) -> None:
+def test_missing_ranks_are_reported(tmp_path: Path) -> None:
     trace = stashtrace.load(_write(tmp_path / "a.txt", "0 1 2 k", "2 1 2 k"))
     advice = {trace.text(r["name_code"]): trace.text(r["advice_code"]) for r in trace.losses.rows()}
     assert "no file of ranks 1,3 of 4" in advice["missing_ranks"]
 
 
-def test_broken_file_costs_its_own_rows(tmp_path: Path) -> None:
+def test_broken_file_costs_its_rows(tmp_path: Path) -> None:
     _write(tmp_path / "good.txt", "0 1 2 k")
     _write(tmp_path / "half.txt", "1 1 2 k", "1 3")
     with pytest.warns(DataLossWarning, match="unreadable_file"):
@@ -111,7 +111,7 @@ def test_unknown_file(tmp_path: Path) -> None:
     assert caught.value.hint
 
 
-def test_unknown_file_beside_known_ones_is_no_loss(tmp_path: Path) -> None:
+def test_unknown_file_next_to_known_ones_is_no_loss(tmp_path: Path) -> None:
     _write(tmp_path / "a.txt", "0 1 2 k", "1 1 2 k", "2 1 2 k", "3 1 2 k")
     (tmp_path / "holiday.json").write_text("{}")
     (tmp_path / "README.md").write_text("notes")

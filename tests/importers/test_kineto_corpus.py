@@ -1,4 +1,4 @@
-"""Real traces of torch.profiler beside what independent tools found in them."""
+"""Real traces of torch.profiler against what independent tools found in them."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ def test_late_rank_of_eight(dlrm: Trace) -> None:
     for row in steps.rows():
         own = (stalls["rank"] == row["rank"]) & (stalls["step"] == 10)
         assert int(stalls["stall_ns"][own].sum()) == row["end_ns"] - row["begin_ns"]
-    told = " ".join(summary(dlrm).split())
-    assert "for other ranks in all-to-all, 78 % of it for rank 7" in told
-    assert "how batches are made" in told
+    reported = " ".join(summary(dlrm).split())
+    assert "for other ranks in all-to-all, 78 % of it for rank 7" in reported
+    assert "how batches are made" in reported
 
 
-def test_execution_traces_beside_take_nothing_away() -> None:
+def test_execution_traces_next_to_it_take_nothing_away() -> None:
     """Files that do not know how many ranks there are leave that to those that do."""
     trace = stashtrace.load(corpus("kineto/dlrm8_v100"))
     assert set(trace.ranks.tolist()) == set(range(8))

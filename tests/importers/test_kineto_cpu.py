@@ -93,7 +93,7 @@ def test_a_collective_in_flight_inside_a_phase_is_waiting(tmp_path: Path) -> Non
 
 
 def test_compilations_are_no_operators(tmp_path: Path) -> None:
-    """600 us of each step are spent in torch.compile, whose own operators make no compute of it."""
+    """600 us of each step are spent in torch.compile, whose operators make no compute of it."""
     note = "entire_frame_compile_data: fn_name=_compile.compile_inner, compile_id=0/2"
     compiling = [
         host(note, 95, 2, cat="user_annotation"),
@@ -136,7 +136,7 @@ def test_work_that_is_not_read_forbids_compute_bound(tmp_path: Path, category: s
     )
 
 
-def test_kernels_beside_unread_work_are_not_compute_bound(tmp_path: Path) -> None:
+def test_kernels_next_to_unread_work_are_not_compute_bound(tmp_path: Path) -> None:
     events = _steps(
         launch(1, 0), device("gemm", 5, 990, correlation=1), device("range", 0, 900, cat="cuda_profiler_range")
     )

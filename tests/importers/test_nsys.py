@@ -47,7 +47,7 @@ def _union(trace: Trace, rows: np.ndarray) -> int:
 
 @pytest.mark.parametrize(("name", "figures"), _FILES)
 def test_corpus_matches_what_sql_says(name: str, figures: str) -> None:
-    told = reference(f"{figures}.json")
+    reported = reference(f"{figures}.json")
     trace = load(corpus(f"nsys/{name}.sqlite"))
     assert not len(trace.losses)
     kernels, work = trace.kernels, trace.kernels["work_code"]
@@ -58,11 +58,11 @@ def test_corpus_matches_what_sql_says(name: str, figures: str) -> None:
         "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": work == DeviceWork.SYNCHRONIZATION,
     }
     for table, rows in counted.items():
-        assert int(rows.sum()) == told["rows"].get(table, 0), table
+        assert int(rows.sum()) == reported["rows"].get(table, 0), table
     waits = work == DeviceWork.SYNCHRONIZATION
-    assert int((kernels["end_ns"] - kernels["begin_ns"])[waits].sum()) == (told["sync_sum_ns"] or 0)
-    assert {int(d) for d in kernels["device_index"]} == {int(d) for d in told["devices"]}
-    for device, one in told["devices"].items():
+    assert int((kernels["end_ns"] - kernels["begin_ns"])[waits].sum()) == (reported["sync_sum_ns"] or 0)
+    assert {int(d) for d in kernels["device_index"]} == {int(d) for d in reported["devices"]}
+    for device, one in reported["devices"].items():
         own = kernels["device_index"] == int(device)
         moves = own & np.isin(work, (DeviceWork.COPY, DeviceWork.MEMSET))
         copies = kernels["copy_code"]
@@ -79,14 +79,14 @@ def test_corpus_matches_what_sql_says(name: str, figures: str) -> None:
             (CopyDirection.DEVICE_TO_HOST, "d2h_bytes"),
         ):
             assert int(kernels["size_bytes"][own & (copies == direction)].sum()) == one[key]
-    assert said(trace, "nsys.schema") == [told["export_version"]["EXPORT_SCHEMA_VERSION"]]
+    assert said(trace, "nsys.schema") == [reported["export_version"]["EXPORT_SCHEMA_VERSION"]]
 
 
 @pytest.mark.parametrize(("name", "figures"), _FILES)
 def test_corpus_breakdown_is_what_sql_says(name: str, figures: str) -> None:
-    told = reference(f"{figures}.json")["devices"]
+    reported = reference(f"{figures}.json")["devices"]
     rows = list(stashtrace.analyze(load(corpus(f"nsys/{name}.sqlite")), "breakdown").rows())
-    assert len(rows) == len(told)
+    assert len(rows) == len(reported)
     names = {
         "window_ns": "window_ns",
         "busy_ns": "busy_union_ns",
@@ -97,7 +97,7 @@ def test_corpus_breakdown_is_what_sql_says(name: str, figures: str) -> None:
         "memcpy_ns": "mem_union_ns",
     }
     for row in rows:
-        one = told[str(row["device_index"])]
+        one = reported[str(row["device_index"])]
         assert {ours: row[ours] for ours in names} == {ours: one[theirs] for ours, theirs in names.items()}
 
 
@@ -115,11 +115,11 @@ def test_corpus_launches_devices_and_budget() -> None:
         (1, 1),
     ]
     budget = stashtrace.analyze(trace, "stalls")
-    told = reference("nsys-h100_2gpu_1s.json")["devices"]
+    reported = reference("nsys-h100_2gpu_1s.json")["devices"]
     for rank in (0, 1):
         own = {r["kind"]: r["stall_ns"] for r in budget.rows() if r["rank"] == rank}
-        assert sum(own.values()) == told[str(rank)]["window_ns"]
-        assert own["sync"] + own["launch"] + own["other"] == told[str(rank)]["idle_ns"]
+        assert sum(own.values()) == reported[str(rank)]["window_ns"]
+        assert own["sync"] + own["launch"] + own["other"] == reported[str(rank)]["idle_ns"]
     # The same marks on both clocks: 1970 plus what the recording's start says.
     started = 1_779_630_014_975_716_426 + 155_357_525_002
     assert said(trace, "origin_realtime_ns") == [str(started)]
@@ -127,7 +127,7 @@ def test_corpus_launches_devices_and_budget() -> None:
 
 def test_corpus_of_an_old_version_knows_its_mpi_rank() -> None:
     trace = load(corpus("nsys/saxpy-mpi-cuda_perlmutter0.sqlite"))
-    assert said(trace, "nsys.ranks") == []  # told, not assumed
+    assert said(trace, "nsys.ranks") == []  # recorded, not assumed
     calls = trace.device_calls
     # Calls with a call chain are written twice.
     assert int((calls["call_code"] == DeviceCall.COPY).sum()) == 15
@@ -400,7 +400,7 @@ def test_other_databases_are_refused(tmp_path: Path) -> None:
         load(Export(tmp_path / "empty.sqlite").close())
 
 
-def test_a_newer_schema_is_told(tmp_path: Path) -> None:
+def test_a_newer_schema_is_reported(tmp_path: Path) -> None:
     export = _job(tmp_path / "report.sqlite")
     export.row("META_DATA_EXPORT", name="EXPORT_SCHEMA_VERSION", value="4.1.0")
     export.row("GPU_METRICS", timestamp=1, value=2)
@@ -438,6 +438,6 @@ def test_a_step_that_the_recording_cuts_off_is_not_counted(tmp_path: Path, how: 
         export.row("ANALYSIS_DETAILS", startTime=5, stopTime=5 + 21_800_000, duration=21_800_000)
     trace = load(export.close())
     assert stashtrace.analyze(trace, "steps")["step"].tolist() == [0, 1]
-    told = "the recording of rank 3 ends 1.80 ms into step 2: that step is not counted"
-    assert advice(trace, "step_cut_off") == [told]
+    reported = "the recording of rank 3 ends 1.80 ms into step 2: that step is not counted"
+    assert advice(trace, "step_cut_off") == [reported]
     assert "ends 1.80 ms into step 2" in summary(trace)

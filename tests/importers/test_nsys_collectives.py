@@ -1,4 +1,4 @@
-"""NCCL in exports of Nsight Systems: by its own ranges, and by its kernels alone."""
+"""NCCL in exports of Nsight Systems: by its ranges, and by its kernels alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _payload(**fields: int) -> str:
 def _allreduce(
     export: Export, pid: int, number: int, begin: int, end: int, *, device: int, described: bool = True
 ) -> None:
-    """One call in a group of its own, as torch makes them, and its kernel."""
+    """One call in a separate group, as torch makes them, and its kernel."""
     at = 10 * MS * number
     call = 100 + number
     if described:
@@ -269,7 +269,7 @@ def test_messages_without_a_communicator_are_paired_by_their_ends(
     assert set(trace.collectives["message_bytes"].tolist()) == {size}
 
 
-def test_who_the_peer_is_stays_open_where_nothing_tells(tmp_path: Path) -> None:
+def test_who_the_peer_is_stays_open_where_nothing_says(tmp_path: Path) -> None:
     """Of one process alone, and of sends and receives in one kernel, as an all-to-all makes them."""
     export = Export(tmp_path / "report.sqlite")
     for number in range(3):

@@ -1,4 +1,4 @@
-"""What importers share beside the context: a file's content, limits on numbers, columns, the wire format."""
+"""What importers share in addition to the context: a file's content, limits on numbers, columns, the wire format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StragglerAnalysis traces: a pipeline by hand, and the published jobs beside what their authors found."""
+"""StragglerAnalysis traces: a pipeline by hand, and the published jobs against what their authors found."""
 
 from __future__ import annotations
 

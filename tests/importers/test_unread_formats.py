@@ -50,7 +50,7 @@ CHROME = b'{"displayTimeUnit": "ns", "traceEvents": [{"ph": "M", "pid": 1, "name
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told", "instead"),
+    ("name", "content", "reported", "instead"),
     [
         ("rank0.json", POINTER, "a Git LFS pointer", "git lfs pull"),
         ("rank0.json.gz", POINTER, "a Git LFS pointer", "git lfs pull"),
@@ -75,7 +75,7 @@ CHROME = b'{"displayTimeUnit": "ns", "traceEvents": [{"ph": "M", "pid": 1, "name
     ],
 )
 def test_what_it_is_and_what_to_do(
-    name: str, content: bytes, told: str, instead: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, content: bytes, reported: str, instead: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / name
     path.write_bytes(content)
@@ -83,7 +83,7 @@ def test_what_it_is_and_what_to_do(
     answer = capsys.readouterr()
     # A busy machine may say how far it has read.
     first, empty, hint = (line for line in answer.err.splitlines() if not line.startswith("reading: "))
-    assert first.startswith(f"error: {path} is {told}")
+    assert first.startswith(f"error: {path} is {reported}")
     assert "which is not read: " in first
     assert empty == answer.out == ""
     assert hint.startswith("hint: ")
@@ -98,7 +98,7 @@ def test_a_path_with_spaces_can_be_copied_from_the_hint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [POINTER, PAGE, _gz(_gz(b"{}"))])
-def test_beside_other_ranks_it_is_a_loss(content: bytes, tmp_path: Path) -> None:
+def test_next_to_other_ranks_it_is_a_loss(content: bytes, tmp_path: Path) -> None:
     write_job(tmp_path / "job")
     (tmp_path / "job/rank2.json").write_bytes(content)
     with pytest.warns(DataLossWarning, match="unreadable_file"):
@@ -109,7 +109,7 @@ def test_beside_other_ranks_it_is_a_loss(content: bytes, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("name", "content"), [("README.html", PAGE), ("all_reduce.log", NCCL_TESTS)])
-def test_notes_beside_traces_are_no_loss(name: str, content: bytes, tmp_path: Path) -> None:
+def test_notes_next_to_traces_are_no_loss(name: str, content: bytes, tmp_path: Path) -> None:
     write_job(tmp_path / "job")
     without = len(stashtrace.load(tmp_path / "job").losses)
     (tmp_path / "job" / name).write_bytes(content)

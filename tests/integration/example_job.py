@@ -18,7 +18,7 @@ def stashtrace(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def command_of_ranks(ranks: int, *script: str) -> list[str]:
-    """A job of so many ranks, as torchrun starts it, but for the import of torch in the launcher."""
+    """A job of some ranks, as torchrun starts it, but for the import of torch in the launcher."""
     launcher = ROOT / "tests" / "ground_truth" / "launch_ranks.py"
     return [sys.executable, str(launcher), "--ranks", str(ranks), "--", sys.executable, *script]
 

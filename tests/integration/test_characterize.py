@@ -25,7 +25,7 @@ def _torch() -> None:
 
 
 def example(folder: Path) -> list[str]:
-    """The example as a user would start it, with data of its own."""
+    """The example as a user would start it, with separate data."""
     script = [
         *(str(ROOT / "examples" / "train_ddp.py"), "--data", str(folder / "data"), "--images", "400"),
         *("--image-size", "64", "--batch-size", "4", "--steps", "100000", "--workers", "1"),
@@ -84,7 +84,7 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 
 
 def test_two_configurations_are_measured_and_compared(tmp_path: Path) -> None:
-    """The first two of the five: the other three and what they need are told apart by the thorough tests below."""
+    """The first two of the five: the other three and what they need are distinguished by the thorough tests below."""
     done = characterize(tmp_path, "--steps", "1,2", "--format", "json", *small_job(1000))
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)

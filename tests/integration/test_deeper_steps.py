@@ -23,7 +23,7 @@ from stashtrace.loading.load import load_trace
 from stashtrace.schema.trace import Trace
 
 #: Two ranks of which each step launches a kernel with the number of the step; while CUPTI has a subscriber, a step
-#: takes longer. Rank 1 is two steps behind. Each writes how often CUPTI was given back, and ends when told.
+#: takes longer. Rank 1 is two steps behind. Each writes how often CUPTI was given back, and ends when asked to.
 LOOP = """
 import os, subprocess, sys
 if 'RANK' not in os.environ:

@@ -1,6 +1,6 @@
 """Device times do not depend on which of the driver's calls need a current context: cuda.h leaves some open.
 
-The double reads each call in both ways (tests/fakes/cuda_objects.h). The harvester has no context of its own, and a
+The double reads each call in both ways (tests/fakes/cuda_objects.h). The harvester has no context, and a
 thread of the job has none before the runtime's first call on it returns.
 """
 
@@ -62,7 +62,7 @@ def test_every_bracket_is_timed(tmp_path: Path, elapsed: str, record: str, query
 
 
 #: Events are read while a stream capture is open, which forbids that to threads in another mode than the relaxed one.
-BESIDE_CAPTURE = """
+DURING_CAPTURE = """
 kernel 1ms stream=1; copy h2d 1MB stream=2; sync stream=2; copy h2d 60MB stream=2
 capture stream=1 { kernel 1ms stream=1; sleep 120ms }
 launch stream=1; sync device; step
@@ -73,7 +73,7 @@ BUSES = "rate.h2d.pinned 1GB"
 @pytest.mark.parametrize("reading", ["needed", "free"])
 def test_a_capture_is_not_broken_by_the_thread_that_reads_events(tmp_path: Path, reading: str) -> None:
     text = f"{BUSES}\ncontext.cuThreadExchangeStreamCaptureMode {reading}\n"
-    run = run_ranks(1, BESIDE_CAPTURE, tmp_path, text, collectors=("cuda",))
+    run = run_ranks(1, DURING_CAPTURE, tmp_path, text, collectors=("cuda",))
     assert run.results()[0]["errors"] == {}
     copies = [row for row in brackets(run) if row["bracket_code"] == Bracket.COPY]
     assert [row["bracket_flags"] & BracketFlag.UNTIMED for row in copies] == [0, 0]
@@ -82,7 +82,7 @@ def test_a_capture_is_not_broken_by_the_thread_that_reads_events(tmp_path: Path,
 
 def test_without_the_relaxed_capture_mode_no_event_is_asked(tmp_path: Path) -> None:
     text = f"{BUSES}\nfail cuThreadExchangeStreamCaptureMode 1\n"
-    run = run_ranks(1, BESIDE_CAPTURE, tmp_path, text, collectors=("cuda",))
+    run = run_ranks(1, DURING_CAPTURE, tmp_path, text, collectors=("cuda",))
     assert run.results()[0]["errors"] == {}
     rows = brackets(run)
     assert len([row for row in rows if row["bracket_code"] == Bracket.COPY]) == 2
@@ -117,7 +117,9 @@ def test_first_calls_of_threads_are_timed_and_lose_no_events(tmp_path: Path, rea
 
 @pytest.mark.parametrize("reading", ["needed", "free"])
 @pytest.mark.parametrize("direction", ["h2d", "d2h"])
-def test_host_memory_of_a_first_call_is_told_from_pageable(tmp_path: Path, reading: str, direction: str) -> None:
+def test_host_memory_of_a_first_call_is_distinguished_from_pageable(
+    tmp_path: Path, reading: str, direction: str
+) -> None:
     threads = [f"thread {{ copy {direction} {words} stream=1 }}" for words in ("1KB", "2KB pageable")]
     program = "; ".join(["sync stream=1", *threads])
     text = f"context.cuPointerGetAttributes {reading}"

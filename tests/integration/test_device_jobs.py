@@ -34,7 +34,7 @@ def test_eight_ranks_a_thousand_collectives(source: str, tmp_path: Path) -> None
     rows = run.trace.collectives
     assert Counter(rows["rank"].tolist()) == dict.fromkeys(range(8), 1000)
     assert len(set(rows["group_hash"].tolist())) == 1
-    # Eight ranks on a machine of two cores that others use too: a stamp may be gone before it is read. That is told.
+    # Eight ranks on two cores that others use too: a stamp may be gone before it is read. That is reported.
     assert (~timed(run.trace)).sum() == sum(count for _, _, count in run.losses())
 
 
@@ -55,7 +55,7 @@ def all_are_timed_and_in_order(run: TracedRun, source: str) -> None:
     end = rows["device_end_ns"][order].reshape(1000, 8)
     assert (begin <= end).all()
     if source == "plugin":  # by events a begin is no earlier than the return of the call, which may come late
-        slack = 2 * int(run.trace.device_clocks["error_ns"].max()) + 1024  # each device has its own clock
+        slack = 2 * int(run.trace.device_clocks["error_ns"].max()) + 1024  # each device has a separate clock
         assert (end.min(axis=1) + slack >= begin.max(axis=1)).all()
         assert (end[:-1] <= begin[1:] + 512).all()
         details = run.trace.collective_details
@@ -95,7 +95,7 @@ def test_stamps_that_nccl_spoils_are_counted_and_never_used(setting: str, tmp_pa
     assert [result["errors"] for result in run.results()] == [{}] * 2
     rows, known = run.trace.collectives, timed(run.trace)
     assert len(rows) == 2 * 30
-    # No time is invented: what has stamps is as long as it was, the rest is untimed and told.
+    # No time is invented: what has stamps is as long as it was, the rest is untimed and reported.
     spent = (rows["device_end_ns"] - rows["device_begin_ns"])[known]
     assert ((spent >= 0) & (spent < 1_000_000_000)).all()
     assert known.sum() == 2 * 20
@@ -119,7 +119,7 @@ def test_jobs_that_end_badly_end_as_they_would_untraced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_collectives_of_a_graph_are_seen_where_nccl_tells_of_them(nodes: int, tmp_path: Path) -> None:
+def test_collectives_of_a_graph_are_seen_where_nccl_reports_them(nodes: int, tmp_path: Path) -> None:
     program = f"""
         allreduce 4KB stream=1; sync device
         capture stream=1 graph=1 {{ kernel 1ms stream=1; allreduce 1MB stream=1 }}
@@ -128,7 +128,7 @@ def test_collectives_of_a_graph_are_seen_where_nccl_tells_of_them(nodes: int, tm
         """
     run = run_ranks(2, program, tmp_path, f"nccl.nodes {nodes}")
     assert [result["errors"] for result in run.results()] == [{}] * 2
-    # The eager one and the captured one; and with proxies of the network, of which each launch of the graph is told.
+    # The eager one and the captured one; and with proxies of the network, which hear of each launch of the graph.
     replayed = 5 if nodes > 1 else 0
     rows = run.trace.collectives
     assert Counter(rows["rank"].tolist()) == {0: 2 + replayed, 1: 2 + replayed}

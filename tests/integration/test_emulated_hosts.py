@@ -29,7 +29,7 @@ def _means() -> None:
         with emulated_hosts(Shape()):
             pass
     except CaptureError as error:
-        pytest.skip(f"no network of our own here: {error}")
+        pytest.skip(f"no separate network here: {error}")
 
 
 @contextlib.contextmanager

@@ -78,7 +78,7 @@ def test_nothing_was_lost(trace) -> None:
     assert lost == []
 
 
-def test_steps_are_the_scripts_own(job, trace) -> None:
+def test_steps_are_those_of_the_script(job, trace) -> None:
     """Same number of steps, and they end where the script says they ended."""
     import stashtrace
 
@@ -163,7 +163,7 @@ def test_every_row_is_a_slice_of_its_length(processor: TraceProcessor, trace) ->
         return row
 
     assert processor.errors() == []
-    # Files of ranks hang below their group, those of the launcher below a group of its own.
+    # Files of ranks hang below their group, those of the launcher below a separate group.
     assert shown("p.name = 'files'") == length_of(trace.io)
     assert shown("t.name glob 'blocked*'") == length_of(trace.waits)
     made = trace.batches.take((trace.batches["worker_id"] >= 0) & (trace.batches["phase_code"] == BatchPhase.FETCH))

@@ -139,7 +139,7 @@ def test_steps_are_the_updates(name: str, tmp_path: Path) -> None:
     stalls = [row for row in stashtrace.analyze(trace, "stalls", warmup=True).rows() if row["step"] >= 0]
     whole = sum(row["stall_ns"] for row in stalls)
     assert whole == int((table["end_ns"] - table["begin_ns"]).sum())
-    # What the rows cost by the script's own clock is a part of each step, and hardly more is counted with it.
+    # What the rows cost by the script's clock is a part of each step, and hardly more is counted with it.
     spent = int((tmp_path / "spent").read_text())
     prep = sum(row["stall_ns"] for row in stalls if row["kind"] == "prep")
     assert spent * 0.98 <= prep <= spent * 1.3

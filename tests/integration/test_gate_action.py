@@ -123,8 +123,8 @@ def test_what_github_asks_of_the_file() -> None:
         assert "${{" not in step["run"], "an input inside the script would be run"
     used = {name for step in steps for value in step.get("env", {}).values() for name in _INPUT.findall(value)}
     assert used == ACTION["inputs"].keys()
-    told = {output["value"] for output in ACTION["outputs"].values()}
-    assert told == {f"${{{{ steps.check.outputs.{name} }}}}" for name in ACTION["outputs"]}
+    reported = {output["value"] for output in ACTION["outputs"].values()}
+    assert reported == {f"${{{{ steps.check.outputs.{name} }}}}" for name in ACTION["outputs"]}
 
 
 def test_verdicts_are_those_of_the_exit_codes() -> None:

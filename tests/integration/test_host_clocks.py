@@ -54,7 +54,7 @@ def gloo(tmp_path_factory: pytest.TempPathFactory) -> Measurements[Path]:
 
 @pytest.fixture(scope="module")
 def namespaces(tmp_path_factory: pytest.TempPathFactory) -> Measurements[tuple[Path, Path]]:
-    """Run directories of two hosts, each in a network namespace of its own."""
+    """Run directories of two hosts, each in a separate network namespace."""
     pytest.importorskip("torch")
     return Measurements(in_namespaces, tmp_path_factory.mktemp("namespaces"))
 

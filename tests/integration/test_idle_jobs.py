@@ -103,7 +103,7 @@ class IdleJob:
         self.run = folder / "run"
 
     def await_steps(self, count: int) -> None:
-        """Wait until rank 0 has made so many steps."""
+        """Wait until rank 0 has made ``count`` steps."""
         deadline = time.monotonic() + 200
         while time.monotonic() < deadline:
             if list(self.run.glob("live-*.json")) and len(self.noted(0)) >= count:

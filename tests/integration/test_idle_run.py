@@ -1,4 +1,4 @@
-"""`run --idle`: nothing is recorded until a window is asked for; its steps have their own numbers."""
+"""`run --idle`: nothing is recorded until a window is asked for; its steps have separate numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stashtrace.loading.load import load_trace
 from stashtrace.schema.kinds import IoOp
 from stashtrace.schema.trace import Trace
 
-#: Two ranks that read a file in each step and write down when each began; rank 1 is a step behind. They end when told.
+#: Two ranks that read a file in each step and write down when each began; rank 1 is a step behind. A file ends them.
 LOOP = """
 import os, subprocess, sys, time, stashtrace
 if 'RANK' not in os.environ:
@@ -139,7 +139,7 @@ def test_a_job_without_steps_is_said(tmp_path: Path) -> None:
 
 
 def _asked(run: Path) -> bool:
-    """Whether the follower has taken a request and told the processes to record."""
+    """Whether the follower has taken a request and asked the processes to record."""
     control = run / f"control-{os.uname().nodename}"
     return control.exists() and control.read_bytes()[:1] != b"\0"
 

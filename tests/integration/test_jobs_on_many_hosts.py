@@ -1,4 +1,4 @@
-"""Jobs on two and three hosts (network namespaces with names of their own), under the real torchrun and real MPIs."""
+"""Jobs on two and three hosts (network namespaces with separate names), under the real torchrun and real MPIs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ground_truth.machine import Missing
 
 SCRIPT = ROOT / "tests" / "ground_truth" / "small_ddp.py"
 STEPS = 20
-#: Where MPIs may be, beside PATH: they cannot be installed side by side.
+#: Where MPIs may be, in addition to PATH: they cannot be installed side by side.
 MPIEXEC = "STASHTRACE_MPIEXEC"
 
 
@@ -36,7 +36,7 @@ def three() -> Iterator[list[Host]]:
 
 
 def torchrun(members: Sequence[Host], *script: object, restarts: int = 0) -> list[str]:
-    """The command that each host of a job is given; the name of the rendezvous is told by the caller's hosts."""
+    """The command that each host of a job is given; the name of the rendezvous comes from the caller's hosts."""
     words = [
         *(sys.executable, "-m", "torch.distributed.run", "--nnodes", len(members), "--nproc-per-node", 1),
         *("--max-restarts", restarts, "--rdzv-backend", "c10d", "--rdzv-id", f"job{time.time_ns()}"),
@@ -145,7 +145,7 @@ class TestTorchrun:
         check_whole(tmp_path, "whole", three)
 
     @pytest.mark.thorough
-    def test_a_restart_on_two_hosts_with_directories_of_their_own(self, three: list[Host], tmp_path: Path) -> None:
+    def test_a_restart_on_two_hosts_with_separate_directories(self, three: list[Host], tmp_path: Path) -> None:
         pair = three[1:]
         # By default torchrun's store outlives a restart, and a rank may read there where its peer was before; then the
         # job stands still, with us or without: https://github.com/pytorch/pytorch/issues/135712
@@ -211,7 +211,7 @@ def finished(command: list[str], folder: Path) -> subprocess.CompletedProcess[st
         ("HYDRA build details:\n    Version:                                 4.0.2", False),
     ],
 )
-def test_launchers_are_told_apart(version: str, expected: bool) -> None:
+def test_launchers_are_distinguished(version: str, expected: bool) -> None:
     assert of_open_mpi(version) == expected
 
 

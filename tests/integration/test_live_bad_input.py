@@ -103,7 +103,7 @@ def test_a_summary_of_a_run_that_goes_on_says_so(looked_at: Looked) -> None:
 
 
 def test_a_run_directory_that_vanishes(tmp_path: Path) -> None:
-    """The job goes on to its end with its own exit code, and the loss is said once."""
+    """The job goes on to its end with its exit code, and the loss is said once."""
     with followed(tmp_path) as job:
         (tmp_path / "run").rename(tmp_path / "elsewhere")
         shown = stashtrace("live", "run", "--once", cwd=tmp_path)

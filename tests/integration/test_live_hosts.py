@@ -1,4 +1,4 @@
-"""Jobs on two hosts (network namespaces with names of their own) that are followed: `run --live` under torchrun."""
+"""Jobs on two hosts (network namespaces with separate names) that are followed: `run --live` under torchrun."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def pair() -> Iterator[list[Host]]:
 
 @pytest.mark.thorough
 def test_both_hosts_know_whom_they_waited_for(pair: list[Host], tmp_path: Path) -> None:
-    """Each host accounts for its own rank; the sums are those of the merged recording.
+    """Each host accounts for its rank; the sums are those of the merged recording.
 
     A slow step of one rank, which both hosts see, has one line, and one window with the ranks of both.
     """
-    told = ["--on-trigger", "sh -c 'echo $STASHTRACE_TRIGGER_KIND $STASHTRACE_TRIGGER_STEP >> called'"]
+    reported = ["--on-trigger", "sh -c 'echo $STASHTRACE_TRIGGER_KIND $STASHTRACE_TRIGGER_STEP >> called'"]
     variables = {"LATE_RANK": "1", "SLOW_STEP": "150", "STAYS_UNTIL": str(tmp_path / "enough")}
     # So few steps that a follower which hears of the slow one at the end still holds it.
-    job = Job(tmp_path, pair, torchrun(pair, 300), "shared/run", "--live", *told, **variables)
+    job = Job(tmp_path, pair, torchrun(pair, 300), "shared/run", "--live", *reported, **variables)
     run, deadline = tmp_path / "shared/run", time.monotonic() + 150
     while time.monotonic() < deadline and not any(event.kind == "capture" for event in _events(run)):
         time.sleep(0.5)  # a host whose job has ended has no part in a window
@@ -59,7 +59,7 @@ def test_both_hosts_know_whom_they_waited_for(pair: list[Host], tmp_path: Path) 
     table = steps(trace)
     whole = wide_rows(stalls(trace, by="step", warmup=True), table, start=0, complete=np.ones(len(table), dtype=bool))
     assert len(live) == len(whole) == 600
-    live = live.take(live["complete"] == 1)  # on a busy machine the last steps may be told of too late
+    live = live.take(live["complete"] == 1)  # on a busy machine the last steps may be reported too late
     assert len(live) > 300
     at = GroupBy(whole["rank"], whole["step"]).row_of(live["rank"], live["step"])
     # Readings of the clocks that were let go of meanwhile move a moment by a few ns.
@@ -68,7 +68,7 @@ def test_both_hosts_know_whom_they_waited_for(pair: list[Host], tmp_path: Path) 
     assert (live["cause_rank"] == whole["cause_rank"][at]).mean() > 0.99
     waited = live.take((live["rank"] == 0) & (live["step"] % 10 == 0) & (live["step"] > 20))
     assert (waited["cause_rank"] == 1).mean() > 0.9
-    assert not (run / HOSTS_FOLDER).exists(), "the merge removes what hosts told each other"
+    assert not (run / HOSTS_FOLDER).exists(), "the merge removes what hosts reported to each other"
     slow = [event for event in read_events(run) if (event.kind, event.step) == ("slow_step", 150)]
     assert len(slow) == 1, slow
     assert (tmp_path / "called").read_text().splitlines().count("slow_step 150") == 1
@@ -86,7 +86,7 @@ def test_a_window_of_both_hosts(pair: list[Host], tmp_path: Path) -> None:
     job = Job(tmp_path, pair, torchrun(pair, 1500), "shared/run", "--live", LATE_RANK="1")
     run, deadline = tmp_path / "shared/run", time.monotonic() + 100
     while time.monotonic() < deadline and sum(_last_step(state) > 200 for state in _states(run)) < 2:
-        time.sleep(0.5)  # so many that the first ones are no longer in memory
+        time.sleep(0.5)  # more than memory holds: the first ones are gone
     launcher = next(json.loads(path.read_text()) for path in run.glob("launch.node1.*.json"))
     os.kill(launcher["launcher_pid"], signal.SIGUSR2)
     answer = stashtrace("capture", "shared/run", "--steps", "20", cwd=tmp_path)
@@ -126,7 +126,7 @@ def test_a_host_that_is_run_without_live(pair: list[Host], tmp_path: Path) -> No
 
 
 @pytest.mark.thorough
-def test_hosts_with_directories_of_their_own(pair: list[Host], tmp_path: Path) -> None:
+def test_hosts_with_separate_directories(pair: list[Host], tmp_path: Path) -> None:
     job = Job(tmp_path, pair, torchrun(pair, 800), "run-{}", "--live")
     assert job.codes() == [0, 0], [job.said(host) for host in pair]
     for rank, host in enumerate(pair):

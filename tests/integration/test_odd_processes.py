@@ -181,7 +181,7 @@ def test_a_process_that_leaves_its_namespace_of_ids_says_nothing(traced: Traced)
 
 
 def test_without_another_process_or_thread_the_job_goes_on_and_we_say_so(traced: Traced) -> None:
-    """Where no thread can be had to write files, recording is off, which one line tells."""
+    """Where no thread can be had to write files, recording is off, which one line says."""
     if os.geteuid() != 0:
         pytest.skip("only root can become a user without processes")
     program = traced.program("stays_single")

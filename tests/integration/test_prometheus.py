@@ -26,7 +26,7 @@ pytestmark = [
 ]
 DASHBOARD = json.loads((ROOT / "stashtrace/live/metrics/grafana.json").read_text())
 GUIDE = ROOT / "docs/guides/metrics.md"
-#: Two ranks that take steps of 20 ms until they are told to end.
+#: Two ranks that take steps of 20 ms until they are asked to end.
 RANK = """
 import os, time, stashtrace
 end = time.monotonic() + 120

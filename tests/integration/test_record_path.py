@@ -174,7 +174,7 @@ def test_killed_in_the_middle_of_draining(actor: Actor, drainer: str, delay_ms: 
 
 
 @pytest.mark.parametrize("scenario", ["fork", "raw_fork"])
-def test_forked_children_write_their_own_files(actor: Actor, scenario: str) -> None:
+def test_forked_children_write_separate_files(actor: Actor, scenario: str) -> None:
     actor.run(scenario, 150)
     assert (actor.code, actor.errors) == (0, "")
     values = actor.values()
@@ -289,14 +289,14 @@ def test_large_ring_without_space_for_its_rest(actor: Actor) -> None:
     assert (actor.code, actor.output, actor.errors) == (-signal.SIGKILL, "2032\n", "")
     (process,) = actor.processes()
     assert process.records["io_op"].rows["offset_bytes"].tolist() == list(range(2_032))
-    assert told(actor) == 9_000 - 2_032
+    assert counted_lost(actor) == 9_000 - 2_032
 
 
 def test_count_of_rows_without_a_ring_outlives_the_process(actor: Actor) -> None:
     actor.run("end_without_ring", 100)
     assert (actor.code, actor.errors) == (0, "")
     assert actor.values() == {"main": list(range(100))}
-    assert told(actor) == 2, "open and close"
+    assert counted_lost(actor) == 2, "open and close"
     assert len(actor.rings()) == 1, "it holds the count"
 
 
@@ -341,10 +341,10 @@ def test_signal_handlers_that_record(actor: Actor, drainer: str) -> None:
     assert handled > 0
     assert values["handler"] == list(range(handled))
     assert len(values["main"]) == kept
-    assert kept + told(actor) >= 100_000  # a row is read or counted
+    assert kept + counted_lost(actor) >= 100_000  # a row is read or counted
 
 
-def told(actor: Actor) -> int:
+def counted_lost(actor: Actor) -> int:
     """Rows of the first process that were lost and counted, whoever's they were."""
     (process, *_) = actor.processes()
     lost = sum(loss[3] for loss in process.losses)
@@ -360,7 +360,7 @@ def test_exit_while_other_threads_record(actor: Actor) -> None:
     assert main == sorted(set(main))
     assert main[:100] == list(range(100)), "before anything is full"
     # Busy threads and a busy machine may fill a ring faster than it can be drained. Then rows are counted.
-    assert len(main) == 1_000 or len(main) + told(actor) >= 1_000
+    assert len(main) == 1_000 or len(main) + counted_lost(actor) >= 1_000
 
 
 def test_threads_of_a_process_are_drained_for(actor: Actor) -> None:
@@ -392,7 +392,7 @@ def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]
 
 
 def lost_rows(actor: Actor) -> Counter[str]:
-    """Rows lost, by reason: those that the process told and those that the reader found."""
+    """Rows lost, by reason: those that the process reported and those that the reader found."""
     found: Counter[str] = Counter()
     for process in actor.processes():
         for loss in process.losses:
@@ -425,7 +425,7 @@ def test_full_disk(actor: Actor, small_disk: Path) -> None:
 
 @pytest.mark.parametrize("small_disk", ["1m"], indirect=True)
 def test_a_disk_that_stays_full_is_the_cause_of_every_loss(actor: Actor, small_disk: Path) -> None:
-    """The drainer tries to write once a second, and tells what was lost more often."""
+    """The drainer tries to write once a second, and reports what was lost more often."""
     actor.directory = small_disk
     actor.run("steady", 140_000, STASHTRACE_DRAINER="thread")
     kept = int(actor.output)

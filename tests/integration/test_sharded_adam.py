@@ -68,7 +68,7 @@ def test_a_sharded_update_ends_where_the_whole_one_does(
 
 
 def advised(folder: Path) -> tuple[dict[str, Any], float]:
-    """What the advice says of a recording with 2.1 M parameters, and the script's own lap of its optimizer, in ns."""
+    """What the advice says of a recording with 2.1 M parameters, and the script's lap of its optimizer, in ns."""
     tracer = [sys.executable, "-m", "stashtrace", "run", "--out", str(folder / "run"), "--"]
     words = ("--hidden", "768", "--steps", "20", "--truth", str(folder / "truth"))
     launched(2, EXAMPLE, *words, tracer=tracer)

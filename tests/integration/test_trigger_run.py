@@ -19,7 +19,7 @@ from stashtrace.analysis.steps.steps import steps
 from stashtrace.live.state import Event, read_events, read_states
 from stashtrace.loading.load import load_trace
 
-#: Steps of 40 ms, of which one takes a second longer. It ends when told.
+#: Steps of 40 ms, of which one takes a second longer. It ends when asked to.
 LOOP = """
 import os, time, stashtrace
 begin = time.monotonic()
@@ -28,7 +28,7 @@ for step in range(10000):
     stashtrace.step()
     if os.path.exists('enough') or time.monotonic() - begin > 120: break
 """
-#: Appends what it was told, and whether it would be ended by SIGTERM.
+#: Appends what it received, and whether it would be ended by SIGTERM.
 NOTE = """
 import os, signal, sys
 facts = [os.environ['STASHTRACE_TRIGGER_' + name] for name in ('KIND', 'STEP', 'WINDOW')]
@@ -65,8 +65,8 @@ def wait_for_calls(folder: Path) -> None:
     """Wait until the command has been called for both windows."""
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
-        windows, told = slow_and_asked(read_events(folder / "run")), folder / "told"
-        called = told.read_text() if told.exists() else ""
+        windows, reported = slow_and_asked(read_events(folder / "run")), folder / "told"
+        called = reported.read_text() if reported.exists() else ""
         if all(any(f"{window} " in called for window in either) for either in windows):
             return
         time.sleep(0.2)
@@ -136,19 +136,19 @@ def test_a_run_on_scratch_is_asked_by_either_path(
 def test_the_command_is_called_for_both(triggered: tuple[Path, list[Event], str]) -> None:
     """With folders that are windows by then; its exit code is said once and counted."""
     folder, events, said = triggered
-    told = [line.rsplit(" ", 1) for line in (folder / "told").read_text().splitlines()]
+    reported = [line.rsplit(" ", 1) for line in (folder / "told").read_text().splitlines()]
     windows = {event.window for event in events if event.window}
-    called = {facts.split(" ", 2)[2] for facts, _ in told if facts.split(" ", 2)[2]}
+    called = {facts.split(" ", 2)[2] for facts, _ in reported if facts.split(" ", 2)[2]}
     (slow, *_), (asked, *_) = slow_and_asked(events)
     # A step that is slow by chance when the job ends has no call any more.
     assert {slow, asked} <= called <= windows
-    assert all(sound == "True" for facts, sound in told if facts.split(" ", 2)[2])
+    assert all(sound == "True" for facts, sound in reported if facts.split(" ", 2)[2])
     assert said.count("failed: it ended with exit code 5") == 1
     (state,) = read_states(folder / "run")
     # The last one may have been cut short by the end of the job.
     failed, made = next(re.findall(r"(\d+) of (\d+) calls failed", n)[0] for n in state.notes if "calls failed" in n)
     assert 0 < int(failed) <= int(made)
-    assert int(made) >= len(told) - 1
+    assert int(made) >= len(reported) - 1
 
 
 def test_a_job_with_a_handler_gets_the_signal_too(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_a_job_that_ends_before(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import torch, sys; sys.exit(7)"]
     done = stashtrace("run", "--out", "run", "--until-step", "30", "--no-merge", "--", *command, cwd=tmp_path)
     assert done.returncode == 7
-    assert "as told" not in done.stderr
+    assert "as asked" not in done.stderr
     assert "until_step" not in json.loads((tmp_path / "run/run.json").read_text())
 
 

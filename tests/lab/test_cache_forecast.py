@@ -70,7 +70,7 @@ def test_every_rate_is_found() -> None:
     assert (-1, "storage_bytes_per_s") not in found  # one reader is never two
 
 
-def test_readers_at_once_are_told_from_one_alone() -> None:
+def test_readers_at_once_are_distinguished_from_one_alone() -> None:
     found = means(loader_rates(job([True], ranks=2)))
     assert found[-1, "ranks_count"] == 2
     assert found[-1, "readers_count"] == pytest.approx(2, abs=0.05)
@@ -168,9 +168,9 @@ def test_streams_that_stay_open_have_no_size() -> None:
     inputs = inputs_of(rates)
     assert inputs.dataset_bytes == 0
     assert any("1 file is read through streams" in note for note in inputs.notes)
-    told = inputs_of(rates, dataset_bytes=CHUNK * CHUNKS)
-    assert told.dataset_bytes == CHUNK * CHUNKS
-    assert not any(note.startswith("data set:") for note in told.notes)
+    reported = inputs_of(rates, dataset_bytes=CHUNK * CHUNKS)
+    assert reported.dataset_bytes == CHUNK * CHUNKS
+    assert not any(note.startswith("data set:") for note in reported.notes)
     # Opened for each batch, a stream begins where the file does.
     assert means(loader_rates(one_large_file(op=IoOp.FREAD, opens="batch")))[-1, "dataset_bytes"] == 2 * CHUNK
 
@@ -232,9 +232,9 @@ def test_the_recorded_step_comes_out_again() -> None:
 def test_part_of_a_data_set_is_said_to_be_one() -> None:
     once = inputs_of(loader_rates(job([True, False])))
     assert any(note.startswith("data set:") for note in once.notes)
-    told = inputs_of(loader_rates(job([True, False])), dataset_bytes=10**12)
-    assert told.dataset_bytes == 10**12
-    assert not any(note.startswith("data set:") for note in told.notes)
+    reported = inputs_of(loader_rates(job([True, False])), dataset_bytes=10**12)
+    assert reported.dataset_bytes == 10**12
+    assert not any(note.startswith("data set:") for note in reported.notes)
     twice = inputs_of(loader_rates(job([True, False], paths=20)))
     assert twice.dataset_bytes == 20 * MB
     assert not any(note.startswith("data set:") for note in twice.notes)

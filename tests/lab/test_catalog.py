@@ -62,7 +62,7 @@ class TestShipped:
 
 
 class TestOverride:
-    def test_own_price_alone_keeps_the_machine_and_loses_the_source(self, tmp_path: Path) -> None:
+    def test_given_price_alone_keeps_the_machine_and_loses_the_source(self, tmp_path: Path) -> None:
         path = written(tmp_path, '[instance."p3.8xlarge"]\nprice_per_hour = 9\n')
         before, after = (load_catalog(paths).instances["p3.8xlarge"] for paths in ([], [path]))
         assert (after.device, after.devices_count, after.vcpus_count) == (before.device, 4, before.vcpus_count)

@@ -58,9 +58,9 @@ def test_stalls_and_their_second_opinion(found: Characterization) -> None:
     assert stalls["prep"].clean.value == pytest.approx(0.3)
     assert stalls["fetch"].clean.value == pytest.approx(0.375)
     for name, ms in (("interconnect", 4.0), ("prep", 6.0), ("fetch", 12.0)):
-        beside = found.attributed_difference_ns(name)
-        assert beside.value == pytest.approx(ms * MS)
-        assert beside.low <= beside.value <= beside.high
+        attributed = found.attributed_difference_ns(name)
+        assert attributed.value == pytest.approx(ms * MS)
+        assert attributed.low <= attributed.value <= attributed.high
     assert found.attributed_difference_ns("network") is None
     assert found.disagreements() == []
 

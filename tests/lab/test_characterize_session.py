@@ -165,7 +165,7 @@ def test_namespaces_that_fail_once_leave_the_other_configurations(runs: Runs, mo
 
 
 def test_a_cache_that_cannot_be_made_cold_any_more(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was measured before stands, with fewer runs, and the reason is told."""
+    """What was measured before stands, with fewer runs, and the reason is stated."""
     real = DataStates.prepare
     calls: list[str] = []
 

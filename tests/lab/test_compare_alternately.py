@@ -1,4 +1,4 @@
-"""Runs by turns until the gate decides: which runs are used, how many are made, and in which order."""
+"""Alternate runs until the gate decides: which runs are used, how many are made, and in which order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEP = [Condition.of("step+5%")]
 def compared(
     before_ms: float, after_ms: float, others: Callable[[str, int], float], rounds: Sequence[int] = (3, 6)
 ) -> tuple[Compared, list[str]]:
-    """Compare two jobs whose runs meet as much other work as ``others(side, number)`` says; and the order of runs."""
+    """Compare two jobs whose runs meet the other work that ``others(side, number)`` gives; and the order of runs."""
     random, order = np.random.default_rng(4), []
 
     def side(name: str, step_ms: float) -> Callable[[], StepsOfRun]:
@@ -61,12 +61,12 @@ def test_a_job_that_never_meets_a_quiet_machine_is_not_judged_by_chance() -> Non
 
 
 def test_programs_of_the_job_that_are_not_recorded_do_not_hide_it() -> None:
-    """Each run of the changed job has a decoder of its own, which counts as other work."""
+    """Each run of the changed job has a separate decoder, which counts as other work."""
     found, _ = compared(40, 40, lambda name, number: 0.6 if name == "b" else 0.05)
     assert (found.verdict, found.runs_count, found.contended_count) == ("worse", 12, 0)
 
 
-def test_runs_that_do_not_tell_of_other_work_are_used() -> None:
+def test_runs_that_say_nothing_of_other_work_are_used() -> None:
     random = np.random.default_rng(1)
     one, other = (made_up_run(random, {"compute": 40}, others=others) for others in (0.05, 0.9))
     assert is_contended(other, one)

@@ -37,7 +37,7 @@ def test_a_little_may_be_taken_back(states: DataStates, monkeypatch: pytest.Monk
         states.require_still_warm(state)
     assert str(raised.value) == ("the data set did not stay in memory: after the run cachestat finds 90 % resident")
     found(monkeypatch, state, float("nan"))
-    with pytest.raises(RunInvalidError):  # what nothing tells is not a warm data set
+    with pytest.raises(RunInvalidError):  # what nothing shows is not a warm data set
         states.require_still_warm(state)
 
 

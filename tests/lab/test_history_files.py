@@ -226,11 +226,11 @@ def test_series_of_a_file_that_changed_since(folder: Path) -> None:
 def test_columns_that_a_file_only_says_it_has(folder: Path) -> None:
     names = sorted(os.listdir(folder))
     file = parquet.ParquetFile(folder / names[0])
-    told = {key: text.decode() for key, text in file.metadata.metadata.items()}
+    reported = {key: text.decode() for key, text in file.metadata.metadata.items()}
     fewer = file.read().drop_columns(["value"])
     with parquet.ParquetWriter(folder / names[0], fewer.schema.remove_metadata(), store_schema=False) as writer:
         writer.write_table(fewer)
-        writer.add_key_value_metadata(told)
+        writer.add_key_value_metadata(reported)
     history = read_history(Place(str(folder)))
     assert history.files == names[1:]
     assert "columns are not those of a history" in history.left_out[0]

@@ -1,4 +1,4 @@
-"""Reads beside checkpoints: many runs at once give what each gives alone, counted part by part."""
+"""Reads during checkpoints: many runs at once give what each gives alone, counted part by part."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Part = tuple[int, int, int]  # reads, their time, steps
 
 
 def made_up(seed: int) -> tuple[list[list[Part]], list[tuple[int, int, int, int]], list[tuple[int, int, int]]]:
-    """Return the parts of some readings, (reading, job, begin, end) of checkpoints of others, and of their own."""
+    """Return the parts of some readings, (reading, job, begin, end) of checkpoints of others, and of theirs."""
     random = np.random.default_rng(seed)
     readings = [
         [tuple(random.integers((0, 0, 0), (12, 900, 4)).tolist()) for _ in range(random.integers(2, 70))]
@@ -161,7 +161,7 @@ def test_many_at_once_as_one_by_one(seed: int, at_once: int, monkeypatch: pytest
         assert [row[2:] for row in found[key][1]] == [pytest.approx(row[2:]) for row in rows]
 
 
-def test_no_checkpoint_beside_any_reading() -> None:
+def test_no_checkpoint_during_any_reading() -> None:
     reads, checkpoints = arrays(0)
     nothing = np.empty(0, dtype=np.int64)
     groups = compare(reads, Checkpoints(nothing, nothing, nothing, nothing))

@@ -64,7 +64,7 @@ def test_a_rank_that_is_late_wherever_it_runs_blames_no_host(tmp_path: Path, see
     assert sum(row["late_count"] for row in late_hosts(totals).rows()) > 70
 
 
-def test_a_rank_that_no_other_host_held_is_not_told_from_its_host(tmp_path: Path) -> None:
+def test_a_rank_that_no_other_host_held_is_not_distinguished_from_its_host(tmp_path: Path) -> None:
     """Two jobs on two hosts each, always the same; in one of them rank 0 does more."""
     jobs = (Job(("torchrun", "a.py"), busy_rank=0, busy_ns=40_000_000, scatter=0.004), TRAIN)
     totals = totals_of(tmp_path, Fleet(seed=5, runs=60, jobs=jobs, hosts=2))
@@ -73,7 +73,7 @@ def test_a_rank_that_no_other_host_held_is_not_told_from_its_host(tmp_path: Path
 
 
 def noisy_fleet(seed: int) -> Fleet:
-    """Lateness by turns, steps that vary from run to run, writers whose checkpoints disturb nobody."""
+    """Lateness of alternating ranks, steps that vary from run to run, writers whose checkpoints disturb nobody."""
     turns = Job(("torchrun", "turns.py"), scatter=0.06, run_scatter=0.03)
     long = Job(
         ("torchrun", "b.py"), hosts=3, scatter=0.03, run_scatter=0.05, every_ns=15 * MINUTE, write_ns=60 * SECOND
@@ -102,7 +102,7 @@ def test_the_commit_that_changed_the_step(tmp_path: Path, seed: int, growth: flo
     assert {(row["commit"], row["before_commit"], row["verdict"]) for row in found} == {(commit(3), commit(2), verdict)}
     assert {row["job"] for row in found} == {"torchrun train.py", "torchrun other.py"}
     for row in found:
-        # The step has fetch and link beside the compute that grew.
+        # The step has fetch and link in addition to the compute that grew.
         assert row["kind"] == "compute"
         assert row["growth_ratio"] == pytest.approx(0.79 * growth, abs=0.04)
 

@@ -62,7 +62,7 @@ stashtrace: the command ended with exit code 1
         ("", ""),
     ],
 )
-def test_the_line_that_tells_most(tmp_path: Path, log: str, expected: str) -> None:
+def test_the_line_that_says_most(tmp_path: Path, log: str, expected: str) -> None:
     path = tmp_path / "step1-0.log"
     path.write_text(log)
     assert last_words(path) == expected

@@ -185,7 +185,7 @@ def test_stalls_below_nothing_predict_nothing() -> None:
     assert any("no other to predict with" in note or "below" in note for note in found.notes)
 
 
-def test_a_prediction_beside_variants_of_no_bytes() -> None:
+def test_a_prediction_next_to_variants_of_no_bytes() -> None:
     content = study(resnets(10, 12, 18))
     for entry in content["runs"]:
         if entry["ranks"] == 2:

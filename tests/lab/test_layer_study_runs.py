@@ -49,15 +49,15 @@ def run(out: Path, bench: Bench, request: StudyRequest = SMALL, **options: Any) 
 
 
 def test_one_rank_and_all_alternate_within_each_repetition(tmp_path: Path) -> None:
-    bench, told = Bench(), []
-    content = run(tmp_path / "s", bench, on_progress=lambda share, what: told.append((share, what)))
+    bench, reported = Bench(), []
+    content = run(tmp_path / "s", bench, on_progress=lambda share, what: reported.append((share, what)))
     once = ["resnet10-x1", "resnet10-x2", "resnet12-x1", "resnet12-x2", "resnet18-x1", "resnet18-x2"]
     assert bench.made == [f"{name}-{repeat}" for repeat in (0, 1) for name in once]
     assert content == read_study(tmp_path / "s")
     assert content["settings"]["ranks"] == 2
-    assert [share for share, _ in told] == sorted(share for share, _ in told)
-    assert told[0] == (0.0, "resnet10 x1, 1 of 2")
-    assert "left" in told[-1][1]
+    assert [share for share, _ in reported] == sorted(share for share, _ in reported)
+    assert reported[0] == (0.0, "resnet10 x1, 1 of 2")
+    assert "left" in reported[-1][1]
     best = study_of(content).best
     assert best.coefficients == pytest.approx([3e5, 4.0])
 
@@ -210,7 +210,7 @@ def test_torch_is_missing(facts: dict[str, Any]) -> None:
     assert "pip install" in str(caught.value.hint)
 
 
-def test_cores_are_shared_out_alike() -> None:
+def test_cores_are_shared_out_equally() -> None:
     assert cores_of_ranks([0, 1], 2) == [[0], [1]]
     assert cores_of_ranks([3, 5, 7], 2) == [[3], [5]]
     assert cores_of_ranks([0], 2) == [[], []]

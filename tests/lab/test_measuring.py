@@ -108,13 +108,13 @@ def launch(alpha: float, beta: float) -> Points:
 
 
 def test_what_differs_between_starts_is_part_of_the_error() -> None:
-    alike = [launch(1e5, 1.0)] * 3
-    assert fit_launches(alike).alpha_error_ns < 1
+    equal = [launch(1e5, 1.0)] * 3
+    assert fit_launches(equal).alpha_error_ns < 1
     fit = fit_launches([launch(0.9e5, 1.0), launch(1e5, 1.1), launch(1.1e5, 0.9)])
     assert fit.alpha_error_ns == pytest.approx(1e4 / math.sqrt(3), rel=0.01)
     assert fit.pieces[0].beta_error_ns_per_byte == pytest.approx(0.1 / math.sqrt(3), rel=0.01)
     assert fit.alpha_ns == pytest.approx(1e5, rel=0.02)
-    assert pooled(alike).repetitions_count[0] == 27
+    assert pooled(equal).repetitions_count[0] == 27
 
 
 def test_plans() -> None:
@@ -205,7 +205,7 @@ def used(*, others: float = 0.0, queue_s: float = 0.0, others_mb: int = 0, own_m
 
 
 def calibrated(starts: list[dict[str, int] | None], request: CalibrationRequest) -> tuple[Calibration, list[str]]:
-    """Calibrate with workers that used this in each start, by turns; what was said of the progress."""
+    """Calibrate with workers that used one of these in each start, in this order; what was said of the progress."""
     left, tasks = iter(starts), list[str]()
 
     def runner(task: dict[str, Any], ranks: int, seconds: float, **calls: Callable[[float], None]) -> list[Any]:
@@ -253,7 +253,7 @@ def test_traffic_of_others_disturbs_reads_of_a_disk() -> None:
     assert "start 1 was made again" in found.others["posix"]
 
 
-def test_a_process_that_computes_counts_its_own_time() -> None:
+def test_a_process_that_computes_counts_its_time() -> None:
     before = Used.now()
     while time.process_time_ns() < before.own_cpu_ns + SECOND // 20:
         pass

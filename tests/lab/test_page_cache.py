@@ -107,7 +107,7 @@ def test_a_mapped_file_stays_and_is_named(files: FileSet) -> None:
 
 
 def test_a_file_that_is_being_written_stays(files: FileSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the write-back its dirty pages cannot go: what a writer beside us does to every try."""
+    """Without the write-back its dirty pages cannot go: what a writer next to us does to every try."""
     with open(files.paths[0], "r+b") as file:
         file.write(os.urandom(SIZE))
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
@@ -244,7 +244,7 @@ def test_limits_of_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert machine.group_free_bytes(listing, tmp_path) is None
 
 
-def test_cachestat_tells_of_a_bad_descriptor() -> None:
+def test_cachestat_reports_a_bad_descriptor() -> None:
     with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
         cachestat(-1, 0, PAGE_BYTES)
 

@@ -53,13 +53,13 @@ def test_a_command_of_several_hosts_waits_for_none_on_one() -> None:
     assert rank_command(shlex.split(same)).on_one_host(4) == shlex.split(same)
 
 
-def test_ranks_said_beside_the_command() -> None:
+def test_ranks_said_next_to_the_command() -> None:
     command = rank_command(shlex.split("torchrun --standalone train.py"), 4)
     assert command.on_one_host(2) == shlex.split("torchrun --nproc-per-node 2 --standalone train.py")
     assert rank_command(shlex.split("torchrun --nproc-per-node gpu t.py"), 4).on_one_host(1)[2] == "1"
 
 
-def test_torchrun_on_several_hosts_meets_where_it_is_told() -> None:
+def test_torchrun_on_several_hosts_meets_where_its_options_say() -> None:
     typed = (
         "torchrun --standalone --nproc-per-node=8 --rdzv_backend c10d --rdzv-endpoint=h:1 --max-restarts 3"
         " --tee 3 train.py --master-port 5"

@@ -348,7 +348,7 @@ class TestElasticity:
 
 
 class TestWhatIsSaid:
-    def test_a_device_whose_name_begins_alike_is_another(self) -> None:
+    def test_a_device_whose_name_begins_the_same_is_another(self) -> None:
         """A g6.xlarge has an L4; an L40S is none, though its name begins so."""
         for names, said in ((("NVIDIA L40S",), True), (("NVIDIA L4",), False), (("nvidia l4, 24 GB",), False)):
             one = Profile("c.json", "g6.xlarge", 1, names, 32, {1: exactly(1e8)})
@@ -378,7 +378,7 @@ class TestWhatIsSaid:
         sentences = " ".join(part for one in choices(answer) for part in one)
         assert f"p3.16xlarge costs the same as 2x p3.8xlarge but its steps are {said}" in sentences
 
-    def test_steps_of_an_unknown_batch_beside_others_are_told(self) -> None:
+    def test_steps_of_an_unknown_batch_among_others_are_reported(self) -> None:
         known, unknown = ran("p3.8xlarge", 4, {1: 0.1, 2: 0.2}), ran("p3.16xlarge", 8, {1: 0.1, 2: 0.2}, 0)
         for ones, said in (([known, unknown], True), ([known], False), ([unknown], False)):
             notes = recommend(ones, AWS, Work(iterations=10)).notes

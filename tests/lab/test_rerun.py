@@ -1,4 +1,4 @@
-"""Two jobs recorded by turns: the order, the folders, and what is said of a job that fails."""
+"""Two jobs recorded alternately: the order, the folders, and what is said of a job that fails."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def test_the_order_changes_from_round_to_round() -> None:
 
 
 def test_each_job_runs_in_its_folder(tmp_path: Path) -> None:
-    told = []
+    reported = []
     for name in ("old", "new"):
         (tmp_path / name).mkdir()
     command = (sys.executable, "-c", SCRIPT, str(tmp_path / "log"))
     jobs = [Job("before", command, tmp_path / "old"), Job("after", command, tmp_path / "new")]
-    runs = record_alternately(2, jobs, tmp_path / "runs", on_run=lambda *words: told.append(words))
+    runs = record_alternately(2, jobs, tmp_path / "runs", on_run=lambda *words: reported.append(words))
     assert (tmp_path / "log").read_text().split() == ["old", "new", "new", "old"]
-    assert told == [(0, 4, "before-0"), (1, 4, "after-0"), (2, 4, "after-1"), (3, 4, "before-1")]
+    assert reported == [(0, 4, "before-0"), (1, 4, "after-0"), (2, 4, "after-1"), (3, 4, "before-1")]
     assert {name: [path.name for path in paths] for name, paths in runs.items()} == {
         "before": ["before-0", "before-1"],
         "after": ["after-0", "after-1"],
@@ -46,7 +46,7 @@ def test_each_job_runs_in_its_folder(tmp_path: Path) -> None:
     assert all((path / "run.json").exists() for paths in runs.values() for path in paths)
 
 
-def test_a_job_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_a_job_that_fails_is_reported_with_its_last_words(tmp_path: Path) -> None:
     job = Job("after", (sys.executable, "-c", "print('first', flush=True); raise SystemExit('no data')"), tmp_path)
     with pytest.raises(CaptureError) as caught:
         record_alternately(2, [job], tmp_path / "runs")

@@ -58,7 +58,7 @@ class TestRing:
         assert eight.low == pytest.approx(0.9 * eight.value)
 
     @pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.9, 1.0])
-    def test_two_counts_tell_latency_and_bytes_apart(self, share: float) -> None:
+    def test_two_counts_separate_latency_from_bytes(self, share: float) -> None:
         def time(n: int) -> float:
             return share * (n - 1) / 3 + (1 - share) * bytes_factor(n) / 1.5
 
@@ -115,7 +115,7 @@ class TestInsideOneHost:
         assert not found.ran
         assert found.synthetic.high == pytest.approx(100 + 1.1 * 30 * 7 / 3)
 
-    def test_other_wires_cannot_be_told(self) -> None:
+    def test_other_wires_cannot_be_distinguished(self) -> None:
         with pytest.raises(UnpredictableError, match=r"^its devices are joined by pcie, those of half by nvlink$"):
             predict(self.profile, Target(WIRED, 1, 8), CATALOG_OF_X)
 
@@ -173,15 +173,15 @@ class TestBetweenHosts:
 
 
 class TestLoaders:
-    def test_as_many_cpus_for_each_device_lag_as_much(self) -> None:
+    def test_as_many_cpus_for_each_device_lag_by_the_same_amount(self) -> None:
         warm = step(measured("half", 4, {1: 100, 2: 130, 4: 260}), WHOLE).warm
         assert warm.value == pytest.approx(260)
 
-    def test_half_as_many_cpus_lag_twice_as_much(self) -> None:
+    def test_half_as_many_cpus_double_the_lag(self) -> None:
         few = Instance("few", "X", 4, interconnect="nvlink", vcpus_count=16)
         warm = step(measured("half", 4, {1: 100, 2: 130, 4: 260}), few).warm
         assert warm.value == pytest.approx(520)
-        assert warm.low <= 130 + 2 * 130 <= warm.high, "or what is lost is a cost of its own"
+        assert warm.low <= 130 + 2 * 130 <= warm.high, "or what is lost is a separate cost"
 
     def test_storage_is_shared_by_the_devices_of_a_host(self) -> None:
         cold = step(measured("half", 4, {1: 100, 2: 130, 3: 400, 4: 130}), WHOLE).cold

@@ -207,7 +207,7 @@ def checked(
     return found, asked
 
 
-def test_pairs_by_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_alternate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, asked = checked(tmp_path, monkeypatch, served=80, gain=1e7)
     option = str(tmp_path / LIST_NAME)
     assert asked[:4] == [("plain-0", None), ("staged-0", option), ("staged-1", option), ("plain-1", None)]

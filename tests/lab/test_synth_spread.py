@@ -1,4 +1,4 @@
-"""Made-up runs whose steps spread: the lengths are those that were asked for, alike on all ranks."""
+"""Made-up runs whose steps spread: the lengths are those that were asked for, the same on all ranks."""
 
 from __future__ import annotations
 

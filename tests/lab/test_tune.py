@@ -134,7 +134,7 @@ def test_rounding_is_for_those_that_do_not_promise_equal_losses(exact: bool, kep
     assert by_name[OMP].likeness.verdict == "rounding"
 
 
-def test_a_job_that_is_not_deterministic_is_told_before_anything_is_tried() -> None:
+def test_a_job_that_is_not_deterministic_is_reported_before_anything_is_tried() -> None:
     job = MadeUpJob(few_workers, losses=lambda settings, number: {0: (1.0, 0.5 + number)})
     with pytest.raises(MissingDataError, match="two equal runs do not compute the same: the loss of backward pass 2"):
         tune(job, losses="equal")
@@ -142,7 +142,7 @@ def test_a_job_that_is_not_deterministic_is_told_before_anything_is_tried() -> N
 
 
 def augmented(shift_ratio: float, noise_ratio: float = 0.02) -> Callable[[Settings, int], Losses]:
-    """Losses of a job that augments at random: every run has its own; with more workers they are shifted."""
+    """Losses of a job that augments at random: every run has other ones; with more workers they are shifted."""
 
     def losses(settings: Settings, number: int) -> Losses:
         random = np.random.default_rng(number)
@@ -186,7 +186,7 @@ def _compared(seed: int, shift_ratio: float) -> str:
     return compare_distributions(runs[:4], runs[4:]).verdict
 
 
-def test_a_job_that_differs_later_is_told_too() -> None:
+def test_a_job_that_differs_later_is_reported_too() -> None:
     job = MadeUpJob(few_workers, losses=lambda settings, number: {0: (1.0, 0.5 + (number == 4 and not settings))})
     with pytest.raises(MissingDataError, match="do not compute the same"):
         tune(job)

@@ -117,8 +117,8 @@ def test_ranks_keep_to_their_shares_and_copies_are_read_with_the_same_results(da
     plain = tuned.record(shares)
     assert not plain.not_applied
     if shares:
-        told = {int(path.name[-1]): path.read_text().split() for path in tmp_path.glob("cpus-*")}
-        assert told == {0: [str(CPUS[0])] * 2, 1: [str(CPUS[1])] * 2}, "each rank and its worker"
+        reported = {int(path.name[-1]): path.read_text().split() for path in tmp_path.glob("cpus-*")}
+        assert reported == {0: [str(CPUS[0])] * 2, 1: [str(CPUS[1])] * 2}, "each rank and its worker"
     assert [(one.name, one.value) for one in tuned.candidates(shares) if one.name == FILES] == [(FILES, str(staged))]
     changed = tuned.record({FILES: str(staged)})
     assert not changed.not_applied

@@ -39,7 +39,7 @@ class Calls(TriggerCommand):
 
 
 class Deeper:
-    """Records which steps are asked for; they are open until told, and then have one process' stacks."""
+    """Records which steps are asked for; they are open until a test ends them, and then have one process' stacks."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Sequence[str], int, int]] = []

@@ -64,7 +64,7 @@ def test_an_hour_after_it_was_spent_a_cost_counts_no_more() -> None:
     assert budget.left_ns(HOUR_NS + 600 * SECOND) == 36 * SECOND
 
 
-def test_ranks_are_told_which_steps_and_how_long(tmp_path: Path) -> None:
+def test_ranks_learn_which_steps_and_how_long(tmp_path: Path) -> None:
     run, sampler = deeper(tmp_path)
     run.round(closed(0, *[1.0] * 10), None, 0, 10 * SECOND, ended=False)
     last, why = run.ask(["kernels"], 9, 5, 10 * SECOND)
@@ -133,7 +133,7 @@ def test_steps_that_do_not_come_are_not_waited_for(tmp_path: Path, how: str) -> 
     assert event.text.startswith("recorded kernels of no step; 36.0 s of the 36.0 s ")
     assert not run.is_open
     number, _, count, *_ = request(tmp_path)
-    assert (number, count) == ((1, 5) if how == "ended" else (2, 0)), "ranks that live are told to end"
+    assert (number, count) == ((1, 5) if how == "ended" else (2, 0)), "ranks that live are asked to end"
 
 
 def test_stacks_end_when_the_budget_is_used_up(tmp_path: Path) -> None:

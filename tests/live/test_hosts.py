@@ -1,4 +1,4 @@
-"""Hosts of one job that follow their own ranks and tell each other of them through the run directory."""
+"""Hosts of one job that follow their ranks and report them to each other through the run directory."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ PIDS = (1000, 1010, 1020, 1030)
 
 @dataclass
 class Host:
-    """What runs on one host: its accounts, and what it tells others."""
+    """What runs on one host: its accounts, and what it reports to others."""
 
     directory: Path
     name: str
-    #: Every so many looks it makes a round; 0 for a host that has died.
+    #: It makes a round in every n-th of its looks; 0 for a host that has died.
     pace: int = 1
     #: Of its CLOCK_MONOTONIC against that of the first host.
     offset_ns: int = 0
@@ -61,9 +61,9 @@ class Host:
 
     def round(self, now_ns: int, *, ended: bool = False) -> None:
         self.parts.append(self.accounts.round(now_ns + self.offset_ns, ended=ended).closed)
-        self.tell(now_ns)
+        self.report(now_ns)
 
-    def tell(self, now_ns: int) -> None:
+    def report(self, now_ns: int) -> None:
         ranks, rest = self.accounts.own_files()
         self.share.write(ranks, rest, now_ns + self.offset_ns)
 
@@ -84,16 +84,16 @@ def follow(
             if host.pace and at % host.pace == 0:
                 host.round(now_ns)
     living = [host for host in hosts if host.pace]
-    for host in living:  # what came since the last round is told before the last steps close
+    for host in living:  # what came since the last round is reported before the last steps close
         host.accounts.run.take_in(now_ns + host.offset_ns)
-        host.tell(now_ns)
+        host.report(now_ns)
     for host in living:
         host.round(now_ns, ended=True)
     return hosts
 
 
 def unequal(live: Table, whole: Table, tolerance_ns: int = 0) -> list[str]:
-    """Where the times of a step differ, in words; the hosts' clocks have zeros of their own."""
+    """Where the times of a step differ, in words; the hosts' clocks have different zeros."""
     at = GroupBy(whole["rank"], whole["step"]).row_of(live["rank"], live["step"])
     assert (at >= 0).all(), "a step closed that the recording does not have"
     other = whole.take(at)
@@ -142,7 +142,7 @@ def late_job(folder: Path, steps_count: int = 200, **more: Any) -> dict[tuple[in
 def test_hosts_with_one_clock_equal_the_analysis(tmp_path: Path, inside_count: int) -> None:
     """To the nanosecond, on every step of every rank; waits for a rank of the other host are among them.
 
-    What is told of a step of a rank takes 92 bytes: each text once, nothing that ranks of one host do together.
+    What is reported of a step of a rank takes 92 bytes: each text once, nothing that ranks of one host do together.
     """
     late = late_job(tmp_path / "job", inside_count=inside_count)
     hosts = follow(tmp_path / "job", tmp_path / "grown")
@@ -161,11 +161,11 @@ def test_hosts_with_one_clock_equal_the_analysis(tmp_path: Path, inside_count: i
     assert set(abroad["cause_rank"].tolist()) == {2}
     assert int(abroad["cause_ns"].sum()) >= 0.8 * 2 * len(late) / 2 * 40 * MS
     assert hosts[0].share.bytes_count / (2 * 200) < 96
-    told = sorted(path.name for path in (tmp_path / "grown" / HOSTS_FOLDER).iterdir())
-    assert [name for name in told if name.endswith(".stash")] == [
+    reported = sorted(path.name for path in (tmp_path / "grown" / HOSTS_FOLDER).iterdir())
+    assert [name for name in reported if name.endswith(".stash")] == [
         f"node0{1 + rank // 2}.10{rank}0.0.stash" for rank in range(4)
     ]
-    assert not [name for name in told if name.endswith(".ring")], "all ranks have ended"
+    assert not [name for name in reported if name.endswith(".ring")], "all ranks have ended"
 
 
 def test_a_rank_that_alone_evaluates(tmp_path: Path) -> None:
@@ -188,8 +188,8 @@ CLOCKS = {"close": (7 * MS, 0), "an hour off": (3600 * SECOND, 0), "set in the m
         for name, wall in CLOCKS.items()
     ],
 )
-def test_hosts_with_clocks_of_their_own(tmp_path: Path, wall: tuple[int, int]) -> None:
-    """Waits are divided by the clocks as they are known so far, to their error; lengths are those of the own clock.
+def test_hosts_with_separate_clocks(tmp_path: Path, wall: tuple[int, int]) -> None:
+    """Waits are divided by the clocks as they are known so far, to their error; lengths are those of the host's clock.
 
     ``wall``: how far the wall clock of the other host is off, and by how much it is set while the job runs.
     """
@@ -294,7 +294,7 @@ def test_a_host_that_falls_silent_comes_back(tmp_path: Path) -> None:
     assert (hosts[0].closed()["complete"][-100:] == 1).all()
 
 
-def test_a_host_that_tells_nothing_of_its_last_steps(tmp_path: Path) -> None:
+def test_a_host_that_reports_nothing_of_its_last_steps(tmp_path: Path) -> None:
     """Its follower is too busy when the job ends: the steps that it has not reported are marked."""
     late_job(tmp_path / "job")
     (tmp_path / "grown").mkdir()
@@ -353,7 +353,7 @@ def test_a_directory_that_is_not_shared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pace", [1, 9])
-def test_a_stuck_job_is_told_by_the_host_of_the_rank(
+def test_a_stuck_job_is_reported_by_the_host_of_the_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pace: int
 ) -> None:
     """What others report is some seconds old: by then their ranks seem not to have entered what those here wait in."""
@@ -370,7 +370,7 @@ def test_a_stuck_job_is_told_by_the_host_of_the_rank(
         for number, (host, trigger) in enumerate(zip(hosts, stuck, strict=True)):
             if at % pace == number % pace:
                 found = host.accounts.round(now_ns)
-                host.tell(now_ns)
+                host.report(now_ns)
                 if found.joint is not None and trigger.round(found.joint, now_ns, 0, host.others.spoken_for(now_ns)):
                     peeks.append((at, number, "; ".join(trigger.sentences)))
     now_ns += 8 * SECOND
@@ -387,7 +387,7 @@ def test_a_stuck_job_is_told_by_the_host_of_the_rank(
 
 @pytest.mark.parametrize("dead", [2, 1])
 def test_a_job_whose_other_hosts_are_not_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dead: int) -> None:
-    """Each host has a directory of its own: ranks that are not seen are never named, whatever the others wait for.
+    """Each host has a separate directory: ranks that are not seen are never named, whatever the others wait for.
 
     Of them nobody knows here whether they have entered what is waited for, nor whether they get on.
     """
@@ -443,7 +443,7 @@ def test_a_step_that_a_rank_of_another_host_made_slow(tmp_path: Path) -> None:
     for now_ns in grow(tmp_path / "job", tmp_path / "grown", SECOND):
         for host, trigger, own in zip(hosts, triggers, seen, strict=True):
             found = host.accounts.round(now_ns)
-            host.tell(now_ns)
+            host.report(now_ns)
             if len(found.closed) and found.window is not None:
                 own += trigger.round(found.closed, found.window)
     (here,), (there,) = seen

@@ -37,7 +37,7 @@ class Log(EventLog):
         self._path = directory / f"events-{host}.jsonl"
 
 
-def tell_state(state: LiveState, host: Host, *, ended: bool) -> None:
+def report_state(state: LiveState, host: Host, *, ended: bool) -> None:
     """Write the state of a follower after a round."""
     state.rounds_count += 1
     state.ended = ended
@@ -73,7 +73,7 @@ class Follower:
         self.say(ended=ended)
 
     def say(self, *, ended: bool = False) -> None:
-        tell_state(self.state, self.host, ended=ended)
+        report_state(self.state, self.host, ended=ended)
 
 
 def ask(target: Path, after_steps: int) -> Asked:
@@ -135,7 +135,7 @@ def test_a_window_has_the_ranks_of_all_hosts(tmp_path: Path, paces: tuple[int, i
     assert steps[0][0] > 0
     assert steps[0][-1] >= 100 + 10
     assert unequal(table, afterwards(tmp_path / "job"), tolerance_ns=5) == []
-    assert not list((tmp_path / "grown").glob("*.request")), "each host has taken its own"
+    assert not list((tmp_path / "grown").glob("*.request")), "each host has taken its request"
     assert all(not follower.windows.is_open for follower in followers)
 
 
@@ -146,7 +146,7 @@ def test_a_host_waits_for_the_steps_of_one_that_sealed_before_it_looked(tmp_path
     target.mkdir()
     early, late = (Follower(Host(target, name), waits=True) for name in NODES)
     asked: Asked | None = None
-    began, told = 0, 0
+    began, reported = 0, 0
     for now_ns in grow(tmp_path / "job", target, SECOND // 4):
         if asked is None:
             early.host.round(now_ns)
@@ -156,7 +156,7 @@ def test_a_host_waits_for_the_steps_of_one_that_sealed_before_it_looked(tmp_path
                 asked = ask(target, 10)
                 early.round(now_ns)
                 began = min(early.host.accounts.closed.values())
-        elif told:
+        elif reported:
             early.round(now_ns)
             if not early.windows.is_open:
                 break
@@ -164,9 +164,9 @@ def test_a_host_waits_for_the_steps_of_one_that_sealed_before_it_looked(tmp_path
             early.host.round(now_ns)
             late.host.round(now_ns)
             if min(late.host.accounts.closed.values()) >= began + 30:
-                told = began + 18
+                reported = began + 18
                 (request,) = take_requests(target, late.host.name)
-                late.alarms.answer(request, told, now_ns)
+                late.alarms.answer(request, reported, now_ns)
                 late.alarms.seal_if_ready(late.host.accounts, now_ns, ended=False)
                 assert not late.windows.is_open
                 # What the early host knows of its ranks is from a moment before.
@@ -176,16 +176,16 @@ def test_a_host_waits_for_the_steps_of_one_that_sealed_before_it_looked(tmp_path
                 assert early.windows.is_open
     early.round(now_ns, ended=True)
     assert asked is not None
-    assert told
+    assert reported
     path = answered(asked)
     table = whole(path)
     steps = [table["step"][table["rank"] == rank].tolist() for rank in range(4)]
     assert steps[0] == steps[1] == steps[2] == steps[3]
-    assert max(steps[0]) >= told + 10
+    assert max(steps[0]) >= reported + 10
 
 
-def test_hosts_with_clocks_of_their_own(tmp_path: Path) -> None:
-    """Each says on its own clock when its ranks began; the window is read on one."""
+def test_hosts_with_separate_clocks(tmp_path: Path) -> None:
+    """Each says on its clock when its ranks began; the window is read on one."""
     late_job(tmp_path / "job")
     offset_ns = 977 * SECOND
     for path in (tmp_path / "job").glob("node02.*.stash"):

@@ -251,7 +251,7 @@ def test_an_old_state_is_marked_after_three_rounds() -> None:
     ],
     ids=["lives", "gone"],
 )
-def test_an_old_state_of_this_host_tells_whether_its_follower_lives(pid: int, said: str) -> None:
+def test_an_old_state_of_this_host_shows_whether_its_follower_lives(pid: int, said: str) -> None:
     made = state()
     made.follower_pid, made.follower_place = pid, own_place()
     assert said in " ".join(text_of(view_of(made, after_s=30)).split())

@@ -1,4 +1,4 @@
-"""A rank that is lost is told once, by what its process does; ranks that end together are not lost."""
+"""A rank that is lost is reported once, by what its process does; ranks that end together are not lost."""
 
 from __future__ import annotations
 

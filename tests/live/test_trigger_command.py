@@ -12,7 +12,7 @@ import pytest
 from stashtrace.live.alarms import WAITING_COUNT, TriggerCommand
 from stashtrace.live.state import Event
 
-#: Writes what it was told to a file of its own in the current folder.
+#: Writes what it received to a new file in the current folder.
 NOTE = """
 import os, sys
 facts = sorted(key + '=' + value for key, value in os.environ.items() if key.startswith('STASHTRACE_TRIGGER_'))
@@ -35,7 +35,7 @@ def poll_until_idle(command: TriggerCommand) -> list[str]:
     raise AssertionError("a call did not end within a minute")
 
 
-def test_it_is_told_what_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_receives_what_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts reach it as they are: no shell reads them."""
     monkeypatch.chdir(tmp_path)
     command = TriggerCommand([sys.executable, "-c", NOTE], tmp_path / "run")

@@ -54,7 +54,7 @@ def follow(
     after: int = AFTER,
     steps_count: int = 200,
 ) -> tuple[list[Follower], Path]:
-    """Let a job of four ranks grow on two hosts; the follower of each makes a round every so many looks."""
+    """Let a job of four ranks grow on two hosts; the follower of each makes a round in every n-th look."""
     late_job(tmp_path / "job", steps_count)
     return grown(tmp_path, sees, paces=paces, limits=limits, after=after)
 
@@ -143,7 +143,7 @@ def test_the_window_of_a_slow_step_has_all_hosts(tmp_path: Path, paces: tuple[in
 
 
 def test_a_host_that_looks_seldom(tmp_path: Path) -> None:
-    """Its first look is so late that it lets go of the step at once: the rows are read anew from the begin."""
+    """Its first look is so late that it lets go of the step at once: the rows are read again from the begin."""
     first: list[int] = []
 
     def sees(at: int, followers: list[Follower]) -> dict[int, list[Event]]:
@@ -474,7 +474,7 @@ def test_ranks_that_are_started_again(tmp_path: Path) -> None:
 
 
 def test_clocks_of_hosts_that_are_set_meanwhile(tmp_path: Path) -> None:
-    """Each host has a clock of its own, and the wall clock of one is set back by an hour in the middle."""
+    """Each host has a separate clock, and the wall clock of one is set back by an hour in the middle."""
     late_job(tmp_path / "job")
     step = (START_NS + 6 * SECOND, -3600 * SECOND)
     for path in (tmp_path / "job").glob("node02.*.stash"):

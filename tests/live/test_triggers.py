@@ -47,7 +47,7 @@ def test_one_slow_read_is_one_line(tmp_path: Path) -> None:
     assert "of the time of all steps" not in slow.text  # nobody knows yet how many there will be
 
 
-def test_a_standstill_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_standstill_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = (["rank 1 has not entered all-reduce 7"], [1])
     peeks: list[int] = []
 

@@ -204,7 +204,7 @@ def ask_in_a_loop(directory: Path, limits: Limits, count: int, *, unlimited: boo
 
 
 def test_a_script_that_asks_again_and_again(tmp_path: Path) -> None:
-    """It gets so many windows; one more for each that is removed; and all with the option for it."""
+    """It gets a limited number of windows; one more for each that is removed; and all with the option for it."""
     limits = Limits(folders_count=3)
     sealed, refusal = ask_in_a_loop(tmp_path, limits, 10)
     assert sealed == 3
@@ -216,7 +216,7 @@ def test_a_script_that_asks_again_and_again(tmp_path: Path) -> None:
     assert ask_in_a_loop(tmp_path, limits, 5)[1].startswith(f"{tmp_path / 'windows'} holds 8 windows")
 
 
-def test_windows_take_so_many_bytes(tmp_path: Path) -> None:
+def test_windows_take_a_limited_number_of_bytes(tmp_path: Path) -> None:
     (tmp_path / "windows" / "step-1").mkdir(parents=True)
     (tmp_path / "windows" / "step-1" / "a.stash").write_bytes(b"x" * 5000)
     sealed, refusal = ask_in_a_loop(tmp_path, Limits(folders_bytes=5000), 3)
@@ -249,7 +249,7 @@ def test_what_costs_far_more_gets_its_window(tmp_path: Path) -> None:
 
 
 def test_requests_are_taken_once(tmp_path: Path) -> None:
-    """Each host takes its own; one that makes no sense, or names another folder, is removed."""
+    """Each host takes its request; one that makes no sense, or names another folder, is removed."""
     for host in ("a", "b"):
         put_request(tmp_path, Request(7, "x", step=4, collector="c", window="step-000004-asked"), host)
     (tmp_path / "capture-x@b.request").rename(tmp_path / "capture-x@[b].request")
@@ -278,7 +278,7 @@ def test_a_damaged_fact_is_no_window(tmp_path: Path, fact: str) -> None:
 
 
 def test_a_collective_whose_end_went_with_older_rows_is_not_open(tmp_path: Path) -> None:
-    """Calls and ends are rows of two threads, which are let go of in pieces of their own."""
+    """Calls and ends are rows of two threads, which are let go of in separate pieces."""
     write_job(tmp_path / "job", steps_count=40)
     trace = load_trace(tmp_path / "job")
     table = trace.collectives
@@ -297,4 +297,4 @@ def test_a_collective_whose_end_went_with_older_rows_is_not_open(tmp_path: Path)
     known = waits.take(waits["collective_key"] >= 0)
     assert len(known) == len(left)
     waited_ns = known["begin_ns"] - left["call_ns"][known["collective_key"]]
-    assert (waited_ns == 30_000).all(), "each wait is still of its own collective"
+    assert (waited_ns == 30_000).all(), "each wait is still of its collective"

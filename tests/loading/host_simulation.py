@@ -30,7 +30,7 @@ class Hosts:
     offset_ns, drift : arrays
         Of each host.
     wander : callable, optional
-        True ns -> ns that the clock of every host but the first is off beside its line.
+        True ns -> ns that the clock of every host but the first is off its line.
     """
 
     offset_ns: npt.NDArray[np.float64]

@@ -71,7 +71,7 @@ def calls(stash: StashWriter, *sizes: int) -> None:
     )
 
 
-def test_a_size_of_64_bits_costs_its_own_call(stash: StashWriter) -> None:
+def test_a_size_of_64_bits_costs_only_its_call(stash: StashWriter) -> None:
     calls(stash, 1, 2, HUGE)
     trace = loaded(stash)
     assert trace.collectives["message_bytes"].tolist() == [1, 2]

@@ -306,7 +306,7 @@ def test_public_name(job: Path) -> None:
 
 
 def test_large_threads_are_cut_where_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces, long calls in a ring of their own, a signal handler's call inside another: the table stays sorted."""
+    """Pieces, long calls in a separate ring, a signal handler's call inside another: the table stays sorted."""
     rng = np.random.default_rng(5)
     for pid in (20, 21):
         stash = StashWriter(tmp_path, pid=pid)

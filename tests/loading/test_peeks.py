@@ -42,20 +42,20 @@ def test_processes_of_another_boot_are_not_looked_at_and_it_is_said(tmp_path: Pa
 def test_a_look_outlives_the_process_in_the_facts_of_the_run(tmp_path: Path) -> None:
     folder = run_of_two(tmp_path / "run")
     peek = Peek(4711, 9, 4, "S", ThreadPeek(101, "MainThread", "S", 5, "read", "/data/shard-0017.tar"))
-    told = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    told[PEEKS] = [
+    reported = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    reported[PEEKS] = [
         {"host": "node01", "pid": 101, "look": peek.to_text()},
         {"host": "node02", "pid": 101, "look": peek.to_text()},
     ]
-    (folder / "run.json").write_text(json.dumps(told), encoding="utf-8")
+    (folder / "run.json").write_text(json.dumps(reported), encoding="utf-8")
     trace = load_trace(folder)
     rank = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
     assert {rank[process]: found for process, found in peeks(trace).items()} == {1: peek}
-    assert facts_of_peeks(trace) == told[PEEKS][:1]
+    assert facts_of_peeks(trace) == reported[PEEKS][:1]
 
 
 def test_hosts_that_look_at_the_same_time(tmp_path: Path) -> None:
-    """Each follower has a file of its own, also while the launcher replaces the facts of the run: no peek is lost."""
+    """Each follower has a separate file, also while the launcher replaces the facts of the run: no peek is lost."""
     folder, hosts = tmp_path / "run", ("node01", "node02")
     for rank, host in enumerate(hosts):
         StashWriter(folder, host=host, pid=101, env={"RANK": str(rank), "WORLD_SIZE": "2"}).save()
@@ -117,7 +117,7 @@ def test_the_newest_readable_sample_counts() -> None:
     assert frames_of(trace, rank.process_id, 10**6) == ()
 
 
-def test_a_look_without_a_stack_takes_the_own_one_and_says_nothing_of_another_program() -> None:
+def test_a_look_without_a_stack_takes_that_of_the_process_and_says_nothing_of_another_program() -> None:
     build = TraceBuilder()
     rank = build.rank(0)
     sample(rank, S, stack_of(rank, MAIN, WAIT))
@@ -146,7 +146,7 @@ def test_the_thread_that_holds_the_gil_is_named_by_its_samples(flags: int, held:
     assert (holder is not None) is held
     if holder is not None:
         assert (holder.tid, holder.name, holder.place) == (77, "Thread-1 (compress)", "compress at /jobs/data.py:7")
-    # Both have it by turns: nobody is kept from running.
+    # Both have it alternately: nobody is kept from running.
     sample(rank, S + 200 * MS, stack_of(rank, MAIN), flags=StackFlag.HOLDS_GIL)
     assert with_own_stack(build.trace(), rank.process_id, look).holder is None
 

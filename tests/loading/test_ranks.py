@@ -36,7 +36,7 @@ def process(
     return ProcessFacts(metadata, begin, learned or {}, rows)
 
 
-def told(identities: list[Identity]) -> list[tuple[int, str, int]]:
+def summarised(identities: list[Identity]) -> list[tuple[int, str, int]]:
     return [(i.rank, i.role.name, i.worker_id) for i in identities]
 
 
@@ -55,7 +55,7 @@ def test_torchrun_with_workers() -> None:
             process(32, 21, 9, env=rank_env(1), io_op=3, argv=["gcc", "x.c"]),
         ]
     )
-    assert told(found) == [
+    assert summarised(found) == [
         (-1, "LAUNCHER", -1),
         (0, "RANK", -1),
         (1, "RANK", -1),
@@ -75,12 +75,12 @@ def test_a_shell_with_the_rank_in_its_environment_is_not_the_rank() -> None:
             process(11, 10, 1, env=rank_env(0), phase_span=3),
         ]
     )
-    assert told(found) == [(-1, "LAUNCHER", -1), (0, "RANK", -1)]
+    assert summarised(found) == [(-1, "LAUNCHER", -1), (0, "RANK", -1)]
 
 
 def test_without_evidence_the_topmost_is_the_rank() -> None:
     found = identify([process(10, 1, 0, env={"SLURM_PROCID": "3"}), process(11, 10, 1, env={"SLURM_PROCID": "3"})])
-    assert told(found) == [(3, "RANK", -1), (3, "OTHER", -1)]
+    assert summarised(found) == [(3, "RANK", -1), (3, "OTHER", -1)]
 
 
 def test_what_the_job_said_goes_before_its_environment() -> None:
@@ -101,12 +101,12 @@ def test_a_job_without_ranks_is_rank_0() -> None:
             process(12, 11, 2, batch=5),
         ]
     )
-    assert told(found) == [(-1, "LAUNCHER", -1), (0, "RANK", -1), (0, "WORKER", -1)]
+    assert summarised(found) == [(-1, "LAUNCHER", -1), (0, "RANK", -1), (0, "WORKER", -1)]
 
 
 def test_no_training_at_all() -> None:
     found = identify([process(10, 1, 0, argv=["dd"], io_op=5), process(11, 10, 1, argv=["dd"], io_op=500)])
-    assert told(found) == [(0, "RANK", -1), (0, "OTHER", -1)]
+    assert summarised(found) == [(0, "RANK", -1), (0, "OTHER", -1)]
     assert identify([]) == []
 
 
@@ -141,7 +141,7 @@ def test_a_worker_whose_parent_left_no_file() -> None:
             process(31, 999, 9, env=rank_env(1), learned={"role": "worker", "worker_id": "0"}),
         ]
     )
-    assert told(found) == [(1, "RANK", -1), (1, "WORKER", 0)]
+    assert summarised(found) == [(1, "RANK", -1), (1, "WORKER", 0)]
 
 
 def test_missing_ranks() -> None:
@@ -173,7 +173,7 @@ def test_restarts_of_torchrun_are_kept_apart() -> None:
     assert found[0].role is ProcessRole.LAUNCHER
 
 
-def test_of_starts_that_trained_alike_the_last_is_shown() -> None:
+def test_of_starts_that_trained_equally_long_the_last_is_shown() -> None:
     assert generations(identify(restarted(3, 3)))[0] == 1
     assert generations(identify(restarted(0, 0)))[0] == 1, "it died of the same import error twice"
     assert generations(identify(restarted(4)))[1] == [0]
@@ -249,7 +249,7 @@ def test_each_launcher(environment: dict[str, str], place: Place) -> None:
 
 
 @pytest.mark.parametrize("special", [{}, {"SLURM_STEP_ID": "4294967290"}])
-def test_a_batch_script_has_no_tasks_beside_it(special: dict[str, str]) -> None:
+def test_a_batch_script_has_no_tasks_next_to_it(special: dict[str, str]) -> None:
     """Else a job of one process under sbatch would miss all ranks but one."""
     batch = {k: v for k, v in slurm_task(0, 4).items() if k != "SLURM_STEP_ID"} | special
     assert places([batch]) == [Place(0, 0, -1)]
@@ -261,7 +261,7 @@ def test_torchrun_under_srun_counts_processes_not_tasks() -> None:
     assert [p.rank for p in places([*agents, *ranks])] == [-1, -1, 0, 1, 2, 3]
 
 
-def test_torchrun_in_pods_that_have_a_rank_of_their_own() -> None:
+def test_torchrun_in_pods_that_have_a_rank_themselves() -> None:
     pods = [{"RANK": str(pod), "WORLD_SIZE": "2", "PET_NODE_RANK": str(pod)} for pod in (0, 1)]
     ranks = [pods[r // 2] | elastic(r, 4, r % 2) for r in range(4)]
     found = places([*pods, *ranks])

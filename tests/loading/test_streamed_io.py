@@ -231,7 +231,7 @@ def test_layers_are_made_once_for_totals_and_time_line(
     assert rows(stashtrace.analyze(trace, "stalls")) == first
     assert made == [0, 1]
     stashtrace.analyze(trace.replace(io=trace.io.take(slice(0, 100))), "stalls")
-    assert made == [0, 1, 0, 1], "another trace has layers of its own"
+    assert made == [0, 1, 0, 1], "another trace has separate layers"
 
 
 @pytest.fixture(scope="module")

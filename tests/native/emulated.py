@@ -30,7 +30,7 @@ def emulator() -> str | None:
 
 
 def command_of(qemu: str, command: list[str], *, page_bytes: int = 4096) -> list[str]:
-    """What runs a program for aarch64. It hands its own environment on, LD_PRELOAD too."""
+    """What runs a program for aarch64. It hands its environment on, LD_PRELOAD too."""
     return [qemu, "-L", str(SYSROOT), "-p", str(page_bytes), *command]
 
 

@@ -1,4 +1,4 @@
-"""Builds of the native code other than the shipped one: for its own tests and actors, for sanitizers, for gcov.
+"""Builds of the native code other than the shipped one: for its tests and actors, for sanitizers, for gcov.
 
 Called by test_native.py, test_aarch64.py, test_collectors_sanitized.py, line_coverage.py, device.py and the fixture of
 the actor. Folders are kept between runs, so that only what changed is compiled.
@@ -34,7 +34,7 @@ class BuildError(AssertionError):
 
 
 def tool(name: str) -> str | None:
-    """A build tool on PATH, else beside the interpreter."""
+    """A build tool on PATH, else next to the interpreter."""
     return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
 
 

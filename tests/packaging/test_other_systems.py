@@ -136,7 +136,7 @@ int main(int count, char** words) {
 
 
 def test_an_extension_that_was_built_for_musl(package: Path) -> None:
-    """A build for another system in a Python on glibc: the loader's own words."""
+    """A build for another system in a Python on glibc: the loader's words."""
     build("musl-gcc", "int PyInit__native(void) { return 0; }", package / EXTENSION, "-shared", "-fPIC")
     expect(command(package, "summary", RECORDED), "libc.so", "install the package again")
 

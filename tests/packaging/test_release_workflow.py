@@ -40,12 +40,12 @@ def test_actions_are_pinned() -> None:
 def test_what_is_installed_is_named_by_hash() -> None:
     """Nothing that has a part in what is published is chosen by the index on that day."""
     commands = [line for name in JOBS for step in steps(name) for line in step.get("run", "").splitlines()]
-    told = [
+    others = [
         CONFIGURATION["before-build"],
         CONFIGURATION["before-test"],
         *CONFIGURATION["linux"]["repair-wheel-command"],
     ]
-    installs = [command for command in (*commands, *told) if re.search(r"\b(pip|pipx|uv|conda|npm|apt\S*) ", command)]
+    installs = [command for command in (*commands, *others) if re.search(r"\b(pip|pipx|uv|conda|npm|apt\S*) ", command)]
     lists = []
     for command in installs:
         found = re.search(r"pip install --require-hashes --only-binary :all: -r (?:\{project\}/)?(\S+)$", command)

@@ -76,11 +76,11 @@ def bare_environment(folder: Path, wheel: Path) -> Path:
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
     import numpy
 
-    beside = Path(numpy.__file__).resolve().parents[1]
-    for path in [*beside.glob("numpy"), *beside.glob("numpy.libs"), *beside.glob("numpy-*.dist-info")]:
+    installed = Path(numpy.__file__).resolve().parents[1]
+    for path in [*installed.glob("numpy"), *installed.glob("numpy.libs"), *installed.glob("numpy-*.dist-info")]:
         (packages / path.name).symlink_to(path)
     tomli = ["tomli"] if sys.version_info < (3, 11) else []
-    for path in (path for name in tomli for path in beside.glob(f"{name}*")):
+    for path in (path for name in tomli for path in installed.glob(f"{name}*")):
         (packages / path.name).symlink_to(path)
     options = ["--no-index", "--disable-pip-version-check", "--quiet", "--python", str(programs / "python")]
     _run([sys.executable, "-m", "pip", *options[-2:], "install", *options[:-2], str(wheel)])

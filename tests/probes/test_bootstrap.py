@@ -69,7 +69,7 @@ def test_no_extension_is_loaded(tmp_path: Path) -> None:
 
 
 def test_without_a_run_directory_nothing_is_installed(tmp_path: Path) -> None:
-    # An editable install has a finder of its own there, which is not ours.
+    # An editable install has a finder there, which is not ours.
     code = "import sys; print([f for f in sys.meta_path if '.probes' in repr(f)], 'stashtrace' in sys.modules)"
     assert run_python(code, tmp_path, traced=False).stdout.strip() == "[] False"
 
@@ -225,7 +225,7 @@ print(getattr(sys.modules.get("sitecustomize"), "MINE", None))
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_in_python_2_only_the_users_own_sitecustomize_runs(tmp_path: Path, own: bool) -> None:
+def test_in_python_2_only_the_users_sitecustomize_runs(tmp_path: Path, own: bool) -> None:
     (tmp_path / "sitecustomize.py").write_text("MINE = 1\n" if own else "")
     if not own:
         (tmp_path / "sitecustomize.py").unlink()

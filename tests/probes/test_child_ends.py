@@ -26,7 +26,7 @@ HOST = {"/proc/vmstat": "nr_free_pages 12\noom_kill {}\n"}
 def sentence(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, dict[str, str], int], str]:
     """The line of the summary about a child that ended by a signal, where the files of the kernel count ``kills``."""
 
-    def told(number: int, files: dict[str, str], kills: int) -> str:
+    def recorded(number: int, files: dict[str, str], kills: int) -> str:
         facts: list[tuple[str, str]] = []
         monkeypatch.setattr(child_ends, "_noted", set())
         monkeypatch.setattr(child_ends, "_read", lambda path: files.get(path, "").format(kills))
@@ -51,7 +51,7 @@ def sentence(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, dict[str, str], 
         ]
         return line
 
-    return told
+    return recorded
 
 
 @pytest.mark.parametrize("files", [V2, V1, HOST, V1 | HOST])
@@ -70,7 +70,7 @@ def test_without_the_kernels_files_nothing_is_said_of_memory(
     assert "memory" not in sentence(signal.SIGKILL, {}, 9)
 
 
-def test_the_kills_of_the_own_group_count_and_not_those_of_the_host(
+def test_the_kills_in_this_group_count_and_not_those_of_the_host(
     sentence: Callable[[int, dict[str, str], int], str],
 ) -> None:
     own = {**V2, "/sys/fs/cgroup/job/memory.events": "oom_kill 2\n"}

@@ -1,4 +1,4 @@
-"""Whom a process is connected to, as its own sockets tell it."""
+"""Whom a process is connected to, as its sockets show."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def connection(family: int, host: str) -> Iterator[tuple[socket.socket, socket.s
 
 
 @pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
-def test_both_ends_are_told(family: int, host: str) -> None:
+def test_both_ends_are_recorded(family: int, host: str) -> None:
     with connection(family, host) as (client, accepted):
         own, peer = (f"{host}:{end.getsockname()[1]}" for end in (client, accepted))
         assert _native.tcp_ends(client.fileno()) == (own, peer)
@@ -56,7 +56,7 @@ def test_an_ipv4_address_in_an_ipv6_socket_is_written_as_ipv4() -> None:
         assert ends[0].startswith("127.0.0.1:")
 
 
-def test_what_is_no_connection_tells_nothing() -> None:
+def test_what_is_no_connection_records_nothing() -> None:
     read_end, write_end = os.pipe()
     one, other = socket.socketpair()
     with one, other, socket.socket(socket.AF_INET) as listening, socket.socket(socket.AF_INET) as unconnected:

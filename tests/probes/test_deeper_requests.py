@@ -16,7 +16,7 @@ TAKEN = 1
 
 @dataclass
 class Rank:
-    """A rank whose steps take 50 ms. ``windows``, ``ended_at``: what its recorder was told."""
+    """A rank whose steps take 50 ms. ``windows``, ``ended_at``: what its recorder received."""
 
     control: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, 64))
     now_ns: int = 1
@@ -65,7 +65,7 @@ def test_steps_that_are_far_ahead_are_recorded(rank: Rank) -> None:
     assert rank.ended_at == []
 
 
-def test_they_end_when_they_took_as_much_longer_as_they_may(rank: Rank) -> None:
+def test_they_end_when_they_took_longer_than_they_may(rank: Rank) -> None:
     """Each takes 150 ms longer than usual, so three of fifty are more than 360 ms."""
     steps = process.DeeperSteps(rank.control)
     ask(rank, first=300, count=50, usual_ms=50, budget_ms=360)

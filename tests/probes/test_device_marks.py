@@ -40,7 +40,7 @@ class Device:
 
 
 class Torch:
-    """As much of torch as is asked: is CUDA up, and which stream is current."""
+    """The part of torch that is asked: is CUDA up, and which stream is current."""
 
     def __init__(self) -> None:
         self.initialized = True
@@ -101,7 +101,7 @@ def test_where_the_user_marks_steps_updates_do_not(device: Device) -> None:
     assert device.calls == [("STEP", 103, 1), ("STEP", 103, 2)]
 
 
-def test_a_window_of_steps_begins_with_its_own_mark(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_of_steps_begins_with_its_mark(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     device.set_recording = lambda on: None  # type: ignore[attr-defined]
     device.kernels_step = lambda step: None  # type: ignore[attr-defined]
     monkeypatch.setattr("stashtrace.probes.process.native", device)

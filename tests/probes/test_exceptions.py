@@ -27,13 +27,13 @@ def caught(text: str, kind: type[Exception] = ValueError) -> Exception:
 
 
 def test_type_message_and_place() -> None:
-    told = exceptions.describe(caught("bad batch 7"))
-    assert told.startswith("ValueError: bad batch 7 (in caught, ")
-    assert "test_exceptions.py:" in told
+    reported = exceptions.describe(caught("bad batch 7"))
+    assert reported.startswith("ValueError: bad batch 7 (in caught, ")
+    assert "test_exceptions.py:" in reported
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("first\nsecond", "ValueError: first"),
         ("", "ValueError"),
@@ -51,8 +51,8 @@ def test_type_message_and_place() -> None:
         ),
     ],
 )
-def test_messages(text: str, told: str) -> None:
-    assert exceptions.describe(caught(text)).partition(" (in ")[0] == told
+def test_messages(text: str, reported: str) -> None:
+    assert exceptions.describe(caught(text)).partition(" (in ")[0] == reported
 
 
 def test_a_long_message_is_cut() -> None:
@@ -128,7 +128,7 @@ HANDLED = """
 
 
 def test_what_is_handled_when_a_child_begins_is_no_end_of_it(tmp_path: Path) -> None:
-    """As a loader that forks its workers anew where an epoch is over."""
+    """As a loader that forks its workers again where an epoch is over."""
     run = run_traced(HANDLED, tmp_path / "job")
     assert run.stdout == ["0\n"]
     assert [row for row in analyze(run.trace, "endings").rows() if row["exception"]] == []

@@ -194,7 +194,7 @@ OTHER_VERSION = """
 
 
 def test_a_stashtrace_of_another_version_marks_steps_for_the_tracer(tmp_path: Path) -> None:
-    """The rest of the job's own package stays what it imports; no module of its probes is loaded."""
+    """The rest of the job's package stays what it imports; no module of its probes is loaded."""
     theirs = tmp_path / "theirs/stashtrace"
     (theirs / "probes").mkdir(parents=True)
     (theirs / "__init__.py").write_text(textwrap.dedent(OTHER_VERSION))
@@ -282,7 +282,7 @@ def test_a_job_of_another_environment_is_recorded_fully(own_job: TracedRun, bare
     run = run_traced(JOB, tmp_path / "job", ranks=2, python=(bare_python,), env={"PYTHONPATH": ""})
     for version, has_numpy, package in run.results():
         assert (version, has_numpy) == (list(sys.version_info[:2]), False)
-        assert package == str(ROOT / "stashtrace/__init__.py"), "its own environment has none"
+        assert package == str(ROOT / "stashtrace/__init__.py"), "its environment has none"
     assert job_counts(run) == job_counts(own_job)
 
 

@@ -20,7 +20,7 @@ from read_stacks import BEGIN, Sample, Span, Stacks
 from stashtrace.analysis.findings.rules.trust import trust
 from stashtrace.schema.kinds import StackCause, StackFlag
 
-#: Pythons that are left to `make thorough`; own stacks and samples are compared in all of them each time.
+#: Pythons that are left to `make thorough`; stacks of the process and samples are compared in all of them each time.
 SELDOM = {10, 11, 12}
 PYTHONS = pytest.mark.parametrize(
     "minor",
@@ -180,7 +180,7 @@ SUBINTERPRETERS = """
 
 @PYTHONS
 def test_interpreters_within_an_interpreter(tmp_path: Path, minor: int) -> None:
-    """Those of their own GIL have frames of their own; without, up to 3.11, they are below the caller's."""
+    """Those with a separate GIL have separate frames; without, up to 3.11, they are below the caller's."""
     run_script(interpreter(minor), BEGIN + SUBINTERPRETERS, tmp_path / "run", **FAST)
     found = Stacks(tmp_path / "run")
     assert sum("within" in sample.names for sample in found.samples) > 5
@@ -236,7 +236,7 @@ TRACED = """
 
 @PYTHONS
 @pytest.mark.parametrize("watch", ["settrace", "setprofile"])
-def test_beside_a_tracer(tmp_path: Path, minor: int, watch: str) -> None:
+def test_next_to_a_tracer(tmp_path: Path, minor: int, watch: str) -> None:
     run_script(interpreter(minor), BEGIN + TRACED.format(watch), tmp_path / "run", **FAST)
     found = Stacks(tmp_path / "run")
     assert sum("traced" in sample.names for sample in found.samples) > 5
@@ -358,7 +358,7 @@ DAEMONS = """
 
 
 @PYTHONS
-def test_the_interpreter_ends_beside_threads_in_long_calls(tmp_path: Path, minor: int) -> None:
+def test_the_interpreter_ends_while_threads_are_in_long_calls(tmp_path: Path, minor: int) -> None:
     for turn in range(3):
         run_script(interpreter(minor), BEGIN + DAEMONS, tmp_path / f"run{turn}", **FAST)
         named = {span.stack[0][:2] for span in Stacks(tmp_path / f"run{turn}").spans}
@@ -471,8 +471,8 @@ def test_what_the_system_refuses(tmp_path: Path, calls: tuple[str, ...], kept: l
     assert (sum("busy" in sample.names for sample in found.samples) > 5) is samples
     assert bad(found.samples) <= 0.2 * len(found.samples)
     assert found.losses == ([] if samples else [("stacks_not_readable", 0)])
-    told = [part for part in trust(found.trace, {}).invisible if "Python" in part]
-    assert told == ([] if samples else [f"{BETWEEN} (the system lets no process read its own memory)"])
+    reported = [part for part in trust(found.trace, {}).invisible if "Python" in part]
+    assert reported == ([] if samples else [f"{BETWEEN} (the system lets no process read its own memory)"])
 
 
 SIZE_LIMIT = """

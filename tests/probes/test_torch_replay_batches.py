@@ -72,7 +72,7 @@ def copied_to_meta(kept: KeptBatch, change: Any = lambda x: x, times: int = 3) -
     return len({storage(tensor) for tensor in held})
 
 
-def test_every_part_comes_back_in_containers_of_its_own(notes: Heard) -> None:
+def test_every_part_comes_back_in_new_containers(notes: Heard) -> None:
     x, y = torch.arange(6.0).reshape(2, 3), torch.arange(4)
     batch = {
         "dict": collections.OrderedDict(a=x, b=1),
@@ -123,7 +123,7 @@ class Below(Slotted):
 
 
 @pytest.mark.parametrize("kind", [Slotted, Below])
-def test_an_object_without_a_dictionary_comes_back_anew(notes: Heard, kind: Any) -> None:
+def test_an_object_without_a_dictionary_comes_back_as_a_new_one(notes: Heard, kind: Any) -> None:
     batch = kind(torch.ones(2), ["a"])
     if kind is Below:
         object.__setattr__(batch, "y", torch.ones(3))
@@ -142,7 +142,7 @@ def test_an_object_without_a_dictionary_comes_back_anew(notes: Heard, kind: Any)
         object.__setattr__(got, "x", None)
 
 
-def test_batches_of_another_shape_are_told(notes: Heard) -> None:
+def test_batches_of_another_shape_are_reported(notes: Heard) -> None:
     replay = Replay(3, False, -1, lambda: None)
     replay.notes = notes
     for length in (4, 4, 5):
@@ -171,7 +171,7 @@ def test_one_copy_to_a_device_serves_all_steps(notes: Heard, change: Any) -> Non
     assert notes.said == []
 
 
-def test_results_are_told_apart_by_what_was_asked_for(notes: Heard) -> None:
+def test_results_are_distinguished_by_what_was_asked_for(notes: Heard) -> None:
     kept = KeptBatch(torch.arange(6.0), notes)
     for _ in range(2):
         x = kept.hand_out()
@@ -185,7 +185,7 @@ def test_results_are_told_apart_by_what_was_asked_for(notes: Heard) -> None:
         assert x.to("cpu").data_ptr() == x.data_ptr()
 
 
-def test_a_copy_on_the_device_that_was_changed_is_made_anew(notes: Heard) -> None:
+def test_a_copy_on_the_device_that_was_changed_is_made_again(notes: Heard) -> None:
     kept = KeptBatch(torch.ones(3), notes)
     values = []
     for _ in range(4):
@@ -219,7 +219,7 @@ def test_what_is_changed_before_it_is_moved_is_copied_again(notes: Heard) -> Non
     assert kept.hand_out().tolist() == [1.0] * 3
     quiet = Heard()
     assert copied_to_meta(KeptBatch(torch.ones(3), quiet), lambda x: x / 2) == 3
-    assert quiet.moved_bytes == 0, "what the loader tells from"
+    assert quiet.moved_bytes == 0, "what the loader distinguishes by"
 
 
 def test_arrays_are_restored(notes: Heard) -> None:

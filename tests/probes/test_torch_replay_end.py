@@ -17,10 +17,10 @@ class Notes:
     """In place of the loss rows."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
+        self.reported: list[tuple[str, str]] = []
 
     def inform(self, what: str, why: str) -> None:
-        self.told.append((what, why))
+        self.reported.append((what, why))
 
 
 class Iterator:
@@ -53,8 +53,8 @@ def retired(iterator: Iterator) -> list[tuple[str, str]]:
     torch_replay._retire(iterator, replay)
     torch_replay._retire(iterator, replay)
     assert iterator.shutdowns == 1
-    told: list[tuple[str, str]] = replay.notes.told
-    return told
+    reported: list[tuple[str, str]] = replay.notes.reported
+    return reported
 
 
 def test_workers_end_and_what_they_owe_stays_in_number(failures: list[str]) -> None:
@@ -65,7 +65,7 @@ def test_workers_end_and_what_they_owe_stays_in_number(failures: list[str]) -> N
     assert failures == []
 
 
-def test_a_worker_that_dies_when_told_to_end_is_told_and_the_rest_is_done(failures: list[str]) -> None:
+def test_a_worker_that_dies_when_asked_to_end_is_reported_and_the_rest_is_done(failures: list[str]) -> None:
     why = "DataLoader worker (pid 7) is killed by signal: Aborted."
     iterator = Iterator(why)
     assert retired(iterator) == [("worker_ended_by_signal", why)]

@@ -41,7 +41,7 @@ def test_the_head_of_the_repository_around_a_folder(repository: Path) -> None:
 
 @needs_git
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_worktree_has_its_own_head(repository: Path, tmp_path: Path, packed: bool) -> None:
+def test_a_worktree_has_a_separate_head(repository: Path, tmp_path: Path, packed: bool) -> None:
     git(repository, "worktree", "add", "-q", "-b", "other", str(tmp_path / "other"))
     git(tmp_path / "other", "commit", "-q", "--allow-empty", "-m", "second")
     if packed:
@@ -61,7 +61,7 @@ def test_what_is_no_repository_is_none(tmp_path: Path, content: str) -> None:
     assert commit_of(tmp_path, {}) == ""
 
 
-def test_a_head_that_is_no_commit_is_not_told(tmp_path: Path) -> None:
+def test_a_head_that_is_no_commit_is_not_recorded(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git/HEAD").write_text("ref: ../../etc/hostname\n")
     assert commit_of(tmp_path, {}) == ""

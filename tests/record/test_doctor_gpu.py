@@ -73,7 +73,7 @@ class Machine:
 
 @pytest.fixture
 def machine(compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    # What is installed beside the tests must not matter.
+    # What is installed next to the tests must not matter.
     monkeypatch.setattr(doctor_gpu, "_package", lambda name: "")
     monkeypatch.setattr(doctor_gpu, "nccl_candidates", lambda: ["libnccl.so.2"])
     monkeypatch.setattr(doctor_gpu, "_process_names", set)

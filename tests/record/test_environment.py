@@ -56,7 +56,7 @@ def test_preloads_of_others_keep_their_order() -> None:
     assert without_library({"LD_PRELOAD": "/a/libstashtrace.so"}) == {}
 
 
-def test_what_a_run_records_unless_told_otherwise() -> None:
+def test_what_a_run_records_by_default() -> None:
     assert default_collectors() == (
         "posix_io",
         "waits",

@@ -58,7 +58,7 @@ def machine(folder: Path, script: str) -> dict[str, str]:
     return {**os.environ, "LD_LIBRARY_PATH": str(doubles()), "FAKE_SCRIPT": str(folder / "script")}
 
 
-def test_what_nvml_tells_is_in_the_inventory(tmp_path: Path) -> None:
+def test_what_nvml_reports_is_in_the_inventory(tmp_path: Path) -> None:
     found = read_inventory(machine(tmp_path, TWO))
     assert found is not None
     assert {key: found[key] for key in ("driver", "cuda")} == {"driver": "580.65.06", "cuda": "13.0"}
@@ -76,7 +76,7 @@ def test_what_nvml_tells_is_in_the_inventory(tmp_path: Path) -> None:
     ]
 
 
-def test_what_a_device_does_not_tell_is_left_out(tmp_path: Path) -> None:
+def test_what_a_device_does_not_report_is_left_out(tmp_path: Path) -> None:
     found = read_inventory(machine(tmp_path, "ecc -1\npcie_generation -1\npcie_width -1\npcie_most_width -1\n"))
     assert found is not None
     (device,) = found["devices"]

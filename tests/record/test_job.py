@@ -20,7 +20,7 @@ def torchrun(*options: str) -> list[str]:
     return ["torchrun", *options, "train.py", "--nnodes", "9"]
 
 
-def test_a_command_by_itself_is_a_run_of_its_own() -> None:
+def test_a_command_by_itself_is_a_separate_run() -> None:
     one, other = job_of(TRAIN, {}), job_of(TRAIN, {})
     assert (one.name, one.launchers_count) == ("", 1)
     assert len(one.run_id) == 16
@@ -56,7 +56,7 @@ def test_the_name(command: list[str], environment: dict[str, str], name: str, co
 @pytest.mark.parametrize(
     ("command", "environment"),
     [
-        # The batch script has the job's variables, and no step: what it starts with srun is told by srun.
+        # The batch script has the job's variables, and no step: what it starts with srun learns it from srun.
         (["srun", "python", "train.py"], {"SLURM_JOB_ID": "4711", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}),
         (TRAIN, STEP | {"SLURM_STEP_ID": "4294967290"}),
         (TRAIN, STEP | {"SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"}),
@@ -71,7 +71,7 @@ def test_no_part_of_a_larger_job(command: list[str], environment: dict[str, str]
     assert job_of(command, environment).name == ""
 
 
-def test_hydra_tells_how_many_but_not_which() -> None:
+def test_hydra_says_how_many_but_not_which() -> None:
     """Processes of MPICH have no name of their job: it has to be said."""
     assert job_of(TRAIN, {"PMI_RANK": "1", "PMI_SIZE": "4"}).name == ""
     said = job_of(TRAIN, {"PMI_RANK": "1", "PMI_SIZE": "4"}, "night run")

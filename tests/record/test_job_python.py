@@ -43,14 +43,14 @@ def answers(*command: str) -> list[Check]:
 
 
 def test_what_this_python_says() -> None:
-    told = ask_python(sys.executable)
-    assert told is not None
-    assert (told.implementation, told.version) == ("CPython", sys.version_info[:3])
-    assert (told.has_ctypes, told.without_gil, told.obstacle()) == (True, False, None)
+    reported = ask_python(sys.executable)
+    assert reported is not None
+    assert (reported.implementation, reported.version) == ("CPython", sys.version_info[:3])
+    assert (reported.has_ctypes, reported.without_gil, reported.obstacle()) == (True, False, None)
     try:
-        assert told.torch == importlib.metadata.version("torch")
+        assert reported.torch == importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        assert told.torch is None
+        assert reported.torch is None
 
 
 def test_nothing_is_imported_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,9 +58,9 @@ def test_nothing_is_imported_from_the_current_folder(tmp_path: Path, monkeypatch
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a shadow')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    told = ask_python(sys.executable)
-    assert told is not None
-    assert told.stashtrace is None or tmp_path not in Path(told.stashtrace).parents
+    reported = ask_python(sys.executable)
+    assert reported is not None
+    assert reported.stashtrace is None or tmp_path not in Path(reported.stashtrace).parents
 
 
 @pytest.mark.parametrize("text", ["exit 1", "echo no json", "echo '[1, 2]'", "true"])

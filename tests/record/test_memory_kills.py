@@ -48,7 +48,7 @@ def test_cgroups_of_version_1(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["", "0::/job", "nonsense"])
-def test_where_nothing_tells_nothing_is_said(tmp_path: Path, line: str) -> None:
+def test_where_nothing_is_known_nothing_is_said(tmp_path: Path, line: str) -> None:
     assert Cgroups(tmp_path, line).watch().facts() == {}
 
 

@@ -20,7 +20,7 @@ READ_BY_PROBES = {
     for path in (ROOT / "stashtrace/probes").rglob("*.py")
     for name in re.findall(r'environ\b.{0,8}"(STASHTRACE_\w+)"', path.read_text(encoding="utf-8"))
 }
-#: Options that ``env`` has of its own, or ``run``.
+#: Options that only ``env`` has, or ``run``.
 OWN_DESTINATIONS = {
     "deeper",
     "deeper_budget",
@@ -157,7 +157,7 @@ def test_staged_files_need_a_list_and_a_collector(tmp_path: Path) -> None:
         RecordOptions(staged=str(path), collectors=("waits",)).to_environment({})
 
 
-def test_run_file_tells_what_changes_the_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_file_records_what_changes_the_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert RecordOptions(nvml_hz=5).to_run_facts() == {}
     assert RecordOptions(stack_hz=0).to_run_facts() == {"stack_hz": 0}

@@ -19,7 +19,7 @@ fsspec = pytest.importorskip("fsspec", reason="the extra stashtrace[remote] is n
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A directory with two hosts' files, one of them in a folder of its own."""
+    """A directory with two hosts' files, one of them in a separate folder."""
     folder = tmp_path / "run"
     (folder / "node1").mkdir(parents=True)
     (folder / "node0.10.0.stash").write_bytes(b"zero" * 1000)
@@ -62,10 +62,10 @@ def test_what_is_a_url() -> None:
 
 
 def test_fetch_from_a_file_url(run: Path, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    fetch(f"file://{run}", tmp_path / "here", wanted=wanted, progress=lambda *counts: told.append(counts))
+    reported: list[tuple[int, int]] = []
+    fetch(f"file://{run}", tmp_path / "here", wanted=wanted, progress=lambda *counts: reported.append(counts))
     assert contents(tmp_path / "here") == FETCHED
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert reported == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_there_and_back_through_memory(run: Path, tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ def gpu_job(
 ) -> TraceBuilder:
     """Backward 6 ms, an all-reduce of 4 ms, an update of 4 kernels with 0.25 ms between them, on devices.
 
-    The host is ahead: it launches a step in its first 3 ms. ``hidden``: a kernel of backward runs beside the
-    all-reduce, all along. ``recorded``: only so many of the ranks.
+    The host is ahead: it launches a step in its first 3 ms. ``hidden``: a kernel of backward runs during the
+    all-reduce, all along. ``recorded``: how many of the ranks are.
     """
     build = TraceBuilder()
     build.group(range(ranks), backend="nccl")

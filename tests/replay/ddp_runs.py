@@ -30,7 +30,7 @@ def buckets_of(cap_bytes: float, sizes: Sequence[int] = SIZES) -> list[tuple[int
 
 
 def step_ns(cap_bytes: float, latency_ns: int = ALPHA_NS) -> int:
-    """Length of a step with buckets of this size, by the recurrence on its own numbers."""
+    """Length of a step with buckets of this size, by the recurrence on its numbers."""
     ready = np.cumsum(BACKWARD_NS)
     free = 0
     for first, end in buckets_of(cap_bytes):
@@ -53,9 +53,9 @@ def ddp_run(
     """
     build = TraceBuilder()
     build.group(range(ranks), backend="one lane")
-    told = {f"{BUCKET} 0": f"{cap_bytes / MIB:g} script", f"{GRADIENTS} 0": " ".join(map(str, SIZES))}
+    reported = {f"{BUCKET} 0": f"{cap_bytes / MIB:g} script", f"{GRADIENTS} 0": " ".join(map(str, SIZES))}
     for rank in range(ranks if facts else 0):
-        for key, value in told.items():
+        for key, value in reported.items():
             build.say(key, value, build.rank(rank).process_id)
     begin = 0
     ready = np.cumsum(BACKWARD_NS)

@@ -1,6 +1,6 @@
-"""A job of several passes over the data, whose workers start anew or are kept as torch does it: its trace and step.
+"""A job of several passes over the data, whose workers start again or are kept as torch does it: its trace and step.
 
-anew   [ workers end ][ start 0 ][ start 1 ][ indices ]| wait for the first batch |
+again  [ workers end ][ start 0 ][ start 1 ][ indices ]| wait for the first batch |
 kept   [ all answer  ][ indices ]| wait for the first batch |
 """
 
@@ -27,7 +27,7 @@ class EpochJob:
     Attributes
     ----------
     batch_ns
-        Of a batch, by the number of its worker and its own.
+        Of a batch, by the number of its worker and of the batch.
     start_ns, boot_ns, end_ns
         To start one worker; until it can be asked then; until all have ended.
     first_ns
@@ -39,7 +39,7 @@ class EpochJob:
     in_order
         Whether batches are taken by their numbers; else as they become ready, and the worker of each makes the next.
     parted
-        Whether the data set is iterable, so that each worker makes the batches of its own part: those with its numbers.
+        Whether the data set is iterable, so that each worker makes the batches of its part: those with its numbers.
     taken
         Batches that the loop takes of a pass before it leaves it; -1: all.
     """
@@ -71,8 +71,8 @@ class EpochJob:
         takes = self.batches if self.taken < 0 else self.taken
         for epoch in range(self.epochs):
             begun = now
-            anew = not self.kept or not epoch
-            if anew:
+            restarts = not self.kept or not epoch
+            if restarts:
                 for worker in range(self.workers):
                     now += self.start_ns
                     self.makings.append((epoch, worker, begun, now, 0))

@@ -34,11 +34,11 @@ class Job:
     batch_ns, wait_ns
         CPU time of a batch, and what its worker sleeps before it.
     step_ns
-        CPU time of a step beside the wait for its batch.
+        CPU time of a step other than the wait for its batch.
     uneven
         Factor of the CPU time and the sleep of a batch, by its number.
     epochs
-        So many passes are recorded, one like the other; each starts its workers anew.
+        This number of equal passes is recorded; each starts its workers again.
     """
 
     workers: int

@@ -57,7 +57,7 @@ def test_a_gather_shows_where_the_reduction_did_not(transfer: float, exposed: fl
     ("producer", "transfer", "chunks", "contention", "expected"),
     [
         (6, 4, 1, 1.0, 10.0),  # one chunk: one after the other
-        (6, 4, 1, 1.5, 10.0),  # and nothing beside anything
+        (6, 4, 1, 1.5, 10.0),  # and nothing at the same time
         (6, 4, 8, 1.0, 6.5),
         (4, 6, 8, 1.0, 6.5),
         (6, 4, 8, 1.5, 9.5),
@@ -65,7 +65,7 @@ def test_a_gather_shows_where_the_reduction_did_not(transfer: float, exposed: fl
         (0, 4, 8, 1.0, 4.0),
     ],
 )
-def test_chunks_run_beside_their_producer(
+def test_chunks_run_during_their_producer(
     producer: float, transfer: float, chunks: int, contention: float, expected: float
 ) -> None:
     assert float(overlapped_ns(producer, transfer, chunks, contention)) == expected

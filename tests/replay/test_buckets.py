@@ -1,4 +1,4 @@
-"""Other buckets: predictions from one made-up run beside what the same job takes with those buckets."""
+"""Other buckets: predictions from one made-up run against what the same job takes with those buckets."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_divided_messages_make_an_interval_with_the_truth_inside(recorded: float
         truth = step_ns(cap * MIB)
         assert answer.low_ns <= truth * (1 + 1e-6)
         assert answer.high_ns >= truth * (1 - 1e-6)
-        if recorded < min(cap, 4):  # of the larger ones, messages are of too few sizes to tell latency
+        if recorded < min(cap, 4):  # of the larger ones, messages are of too few sizes to show latency
             assert answer.high_ns <= 1.1 * answer.low_ns
 
 
@@ -82,7 +82,7 @@ def test_other_changes_hold_together_with_it() -> None:
     assert saved == pytest.approx(BETA_NS * sum(SIZES) / 2, abs=ALPHA_NS)
 
 
-def test_one_size_of_message_does_not_tell_which_is_best() -> None:
+def test_one_size_of_message_does_not_show_which_is_best() -> None:
     graph, buckets = opened(ddp_run(100 * MIB, facts=True))
     assert buckets.candidates_mib
     assert best_buckets(graph, buckets) is None

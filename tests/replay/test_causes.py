@@ -1,4 +1,4 @@
-"""Causes: what was planted comes first, and the repaired job is as much shorter as was promised."""
+"""Causes: what was planted comes first, and the repaired job is shorter by the amount that was promised."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def test_less_work_is_what_a_change_of_all_of_it_is() -> None:
     assert (gone.low_ns, gone.high_ns) == (sleeps.low_ns, sleeps.high_ns)
 
 
-def test_what_less_work_saves_in_each_step_is_that_of_its_own_replay() -> None:
+def test_what_less_work_saves_in_each_step_comes_from_its_replay() -> None:
     graph = build(Job(2, plus(lambda step, rank: rank == 1, ("sleep", HOOK, 15))).trace())
     run = ReplayedRun(graph)
     most = graph.work_ns * 0.5

@@ -24,7 +24,7 @@ STEPS = 40
 
 
 def job(*, python_ms: float = 0, phase: str = "backward", holds_gil: bool = True, late: int = -1) -> Trace:
-    """Two ranks compute for 20 ms in ``main``, and for some time more in a function of the user's own.
+    """Two ranks compute for 20 ms in ``main``, and for some time more in a function of the user.
 
     ``late``: the only rank that does so. ``phase``: in which it is; empty: between the phases.
     """
@@ -99,7 +99,7 @@ def test_transfers_have_the_line_that_waits_for_them() -> None:
     assert cause_lines(link, "RUN")[0].endswith(", waited for in main (train.py:30)")
 
 
-def test_a_function_is_told_with_the_one_that_the_loop_calls() -> None:
+def test_a_function_is_named_with_the_one_that_the_loop_calls() -> None:
     """Both ranks run ``Block.forward`` in each step; every fifth step rank 0 does so in ``sample_text`` as well."""
     build, now = TraceBuilder(), 0
     build.group(range(2))
@@ -130,7 +130,7 @@ def test_a_function_is_told_with_the_one_that_the_loop_calls() -> None:
 
 
 def test_code_between_phases_takes_its_cpu_from_those_of_the_host() -> None:
-    """Two ranks compute for 20 ms of 37 and run code of the loop for 12: nothing beside these uses one of two CPUs."""
+    """Two ranks compute for 20 ms of 37 and run code of the loop for 12: nothing else uses one of two CPUs."""
     trace = job(python_ms=12, phase="")
     graph = build_graph(trace)
     python = graph.is_thread & (graph.kind == StallKind.PYTHON) & (graph.work_ns >= 12 * MS)

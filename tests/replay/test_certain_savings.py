@@ -25,7 +25,7 @@ RECORDED = ROOT / "tests" / "data" / "kineto_gloo"
 
 @pytest.mark.parametrize(("own_us", "certain"), [(980, 0.49), (90, 0.045), (0, 0.0)])
 def test_operators_of_another_thread_may_be_waited_for(tmp_path: Path, own_us: int, certain: float) -> None:
-    """Of 980 us of operators in steps of 1 ms those of the step's own thread are computation for certain."""
+    """Of 980 us of operators in steps of 1 ms those of the step's thread are computation for certain."""
     events = []
     for at in range(0, 5000, 1000):
         events += [step(at // 1000, at, 1000), host("aten::mm", at + 10 + own_us, 980 - own_us, tid=PID + 1)]
@@ -65,7 +65,7 @@ def test_gradients_are_advised_in_16_bits_and_nothing_else(buffers_mib: int, fac
 def test_shares_are_of_the_step_that_the_summary_has(path: Path) -> None:
     """A replay begins with the second step of a file, and leaves out steps that one of its ranks lacks."""
     if not path.is_dir():
-        pytest.skip("the folder of cases is not beside the checkout")
+        pytest.skip("the folder of cases is not next to the checkout")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # one of the files is there twice
         trace = stashtrace.load(path)
@@ -77,7 +77,7 @@ def test_shares_are_of_the_step_that_the_summary_has(path: Path) -> None:
 
 
 CASES = ROOT.parent / "shared" / "cases" / "traces"
-needs_cases = pytest.mark.skipif(not CASES.is_dir(), reason="the folder of cases is not beside the checkout")
+needs_cases = pytest.mark.skipif(not CASES.is_dir(), reason="the folder of cases is not next to the checkout")
 
 
 def _loaded(path: Path) -> stashtrace.Trace:

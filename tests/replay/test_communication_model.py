@@ -164,7 +164,7 @@ def test_what_is_sent_outside_of_backward_is_fitted_and_not_exposed_there() -> N
     assert model.passes.messages_count.tolist() == [4] * 7
 
 
-def test_operations_are_kept_apart_and_one_of_few_sizes_is_told() -> None:
+def test_operations_are_kept_apart_and_one_of_few_sizes_is_reported() -> None:
     build = job(APART)
     for step in range(STEPS):
         at = step * STEP_NS + MS
@@ -176,7 +176,7 @@ def test_operations_are_kept_apart_and_one_of_few_sizes_is_told() -> None:
     assert any("all_gather of default_pg: 1 of 3 sizes" in note for note in model.notes)
 
 
-def test_micro_batches_are_passes_of_their_own() -> None:
+def test_micro_batches_are_separate_passes() -> None:
     build = TraceBuilder()
     build.group(range(2))
     for step in range(STEPS):
@@ -262,7 +262,7 @@ def test_words_and_json() -> None:
 
 @pytest.mark.parametrize("engine", [False, True])
 def test_forwards_repeated_inside_backward_end_no_pass(engine: bool) -> None:
-    """Activation checkpointing runs forwards within backward: on the thread of the loop, or on the engine's own."""
+    """Activation checkpointing runs forwards within backward: on the thread of the loop, or on the engine's."""
     build = job(APART)
     for rank in (0, 1):
         own = build.rank(rank)
@@ -304,7 +304,7 @@ def two_groups(names: tuple[str, str], members: tuple[range, range] = (range(2),
     return build
 
 
-def test_communicators_send_beside_each_other() -> None:
+def test_communicators_send_at_the_same_time() -> None:
     """The slower one is what sticks out: nothing waits for the other's messages."""
     model = model_of(two_groups(("data", "tensor")))
     assert {link.communicator: link.fit.pieces[0].alpha_ns for link in model.links if link.fit} == pytest.approx(
@@ -325,7 +325,7 @@ def test_groups_of_one_name_and_other_sizes_are_other_links() -> None:
     assert model.passes.predicted_ns == pytest.approx(model.passes.observed_ns, rel=1e-6)
 
 
-def test_a_group_of_each_stage_has_passes_of_its_own() -> None:
+def test_a_group_of_each_stage_has_separate_passes() -> None:
     """Ranks 0 and 2 share gradients, and 1 and 3: the mesh calls both the same."""
     build = TraceBuilder()
     for stage in (0, 1):
@@ -372,7 +372,7 @@ def test_the_callback_of_the_last_message_may_come_late(module: str, waited: boo
     assert model_of(build).passes.observed_ns == pytest.approx(cost(SIZES[-1]) + late)
 
 
-def test_callers_that_wait_are_told_why_nothing_is_forecast() -> None:
+def test_callers_that_wait_learn_why_nothing_is_forecast() -> None:
     notes = model_of(job((10 * MS,) * 4, blocking=True)).notes
     assert "other buckets are not forecast: callers wait for messages before they go on" in notes
 
@@ -380,7 +380,7 @@ def test_callers_that_wait_are_told_why_nothing_is_forecast() -> None:
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=20, deadline=None)
 def test_what_is_exposed_is_never_more_than_there_was_time(seed: int) -> None:
-    """Ranks that run unevenly: single passes may outlast a rank's own step, all of them never the whole run.
+    """Ranks that run unevenly: single passes may outlast a rank's step, all of them never the whole run.
 
     A rank sends nothing of the next step before it has the last message of this one, so exposed times do not overlap.
     """

@@ -69,7 +69,7 @@ def test_ranks_that_take_turns_are_one() -> None:
     assert critical_sentence(path_of(steps)) == ("critical path: 90 % compute of 4 ranks in turn -> 10 % link: in-host")
 
 
-def test_a_sleep_is_told_from_what_nothing_explains() -> None:
+def test_a_sleep_is_distinguished_from_what_nothing_explains() -> None:
     step: list[Stretch] = [(0, "other", "gap", 70), (0, "other", "sleep", 30)]
     assert critical_sentence(path_of([step])) == "critical path: 70 % rank 0 unexplained -> 30 % rank 0 other"
 
@@ -80,14 +80,14 @@ def test_no_small_share_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rivals", "told"),
+    ("rivals", "reported"),
     [
         ([(1, "compute"), (1, "compute")], "rank 1 compute"),
         ([(1, "compute"), (2, "prep")], "mostly rank 1 compute"),
         ([(-1, "network"), (-1, "network")], "link: network"),
     ],
 )
-def test_what_the_clocks_cannot_tell_is_said(rivals: list[tuple[int, str]], told: str) -> None:
+def test_what_the_clocks_cannot_decide_is_said(rivals: list[tuple[int, str]], reported: str) -> None:
     step: list[Stretch] = [
         (0, "compute", "forward", 25, rivals[0]),
         (0, "compute", "backward", 15, rivals[1]),
@@ -96,7 +96,7 @@ def test_what_the_clocks_cannot_tell_is_said(rivals: list[tuple[int, str]], told
     path = path_of([step, step])
     assert critical_sentence(path) == (
         f"critical path: 40 % rank 0 compute -> 60 % all-reduce 0; for 40 % of it another path is"
-        f" as long within the clocks' error: {told}"
+        f" as long within the clocks' error: {reported}"
     )
     assert max(map(len, critical_lines(path))) < 80
 

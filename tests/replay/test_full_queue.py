@@ -18,7 +18,7 @@ STEPS = 10
 
 @dataclass(frozen=True)
 class Launcher:
-    """A host that launches kernels on one stream, whose queue has so many places, and waits for nothing else.
+    """A host that launches kernels on one stream, whose queue has some places, and waits for nothing else.
 
     Attributes
     ----------
@@ -27,7 +27,7 @@ class Launcher:
     launch_us, kernel_us
         What a launch and a kernel take.
     places
-        A launch returns when at most so many have not begun.
+        A launch returns when at most this many have not begun.
     """
 
     kernels: int = 600
@@ -97,7 +97,7 @@ def test_time_with_a_full_queue_is_counted(places: int) -> None:
 
 
 def test_long_launches_behind_few_others_are_no_full_queue() -> None:
-    """Every 50th launch takes 2 ms, for a reason of its own: the device is never more than 50 launches behind."""
+    """Every 50th launch takes 2 ms, for another reason: the device is never more than 50 launches behind."""
     trace = TraceBuilder()
     rank = trace.rank(0)
     stream = rank.gpu(0).stream("compute", compute=True)

@@ -1,4 +1,4 @@
-"""persistent_workers=1: predicted from a job whose workers start anew, beside the same job that keeps them."""
+"""persistent_workers=1: predicted from a job whose workers start again, against the same job that keeps them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def predicted(job: EpochJob, *changes: str) -> Answer:
 
 @pytest.mark.parametrize("options", JOBS)
 def test_the_step_is_that_of_the_job_that_keeps_its_workers(options: dict[str, Any]) -> None:
-    anew, kept = EpochJob(**options).run(), EpochJob(**options, kept=True).run()
-    answer = predicted(anew, KEEP)
+    restarted, kept = EpochJob(**options).run(), EpochJob(**options, kept=True).run()
+    answer = predicted(restarted, KEEP)
     assert answer.error_ratio == pytest.approx(0, abs=0.001)
     assert answer.low_ns * 0.99 <= kept.step_mean_ns <= answer.high_ns * 1.01
     answered_ns, first_ns = MS / options.get("batches", 8), options.get("first_ns", 0) / 8
@@ -59,8 +59,8 @@ def test_a_first_batch_that_takes_longer_may_go_on_to_do_so() -> None:
 
 def test_workers_of_a_pass_that_was_left_early_finish_what_they_were_asked_for() -> None:
     options: dict[str, Any] = {"batch_ns": lambda worker, batch: 30 * MS, "taken": 4, "workers": 2}
-    anew, kept = EpochJob(**options).run(), EpochJob(**options, kept=True).run()
-    answer = predicted(anew, KEEP)
+    restarted, kept = EpochJob(**options).run(), EpochJob(**options, kept=True).run()
+    answer = predicted(restarted, KEEP)
     assert answer.low_ns * 0.99 <= kept.step_mean_ns <= answer.high_ns * 1.01
 
 

@@ -43,7 +43,7 @@ def test_of_more_ranks_each_does_less() -> None:
     assert in_ms(row(host_job(ranks=4), "split_reorder"), "saving_low", "saving_high") == (4.5, 4.5)
 
 
-def test_a_small_message_tells_what_one_more_costs() -> None:
+def test_a_small_message_shows_what_one_more_costs() -> None:
     trace = host_job(small_bytes=4096)
     split = row(trace, "split_reorder", message_bytes=MEDIUM_BYTES)
     # The small message waits 0.5 ms inside the update.
@@ -51,7 +51,7 @@ def test_a_small_message_tells_what_one_more_costs() -> None:
     assert in_ms(split, "saving_low", "saving_high") == (2.25, 2.75)
 
 
-def test_backward_could_run_beside_the_all_reduce_behind_it() -> None:
+def test_backward_could_run_during_the_all_reduce_behind_it() -> None:
     overlap = row(host_job(), "overlap")
     assert (overlap["work"], overlap["chunks_count"], overlap["switch"]) == ("backward", 8, "ddp_overlap")
     assert in_ms(overlap, "work", "transfer", "exposed") == (6, 4, 4)
@@ -73,9 +73,9 @@ def test_several_all_reduces_behind_backward_share_it_and_the_update() -> None:
     trace = build.trace()
     shares = {r["message_bytes"]: in_ms(r, "work", "saving_high") for r in rows(trace, transformation="split_reorder")}
     assert shares == {3 * MEDIUM_BYTES: (3, 1.5), MEDIUM_BYTES: (1, 0.5)}
-    beside = {r["message_bytes"]: in_ms(r, "work", "saving_high") for r in rows(trace, transformation="overlap")}
+    overlap = {r["message_bytes"]: in_ms(r, "work", "saving_high") for r in rows(trace, transformation="overlap")}
     # (6 + 3) - (6 + 3 / 8), and (2 + 1) - (2 + 1 / 8).
-    assert beside == {3 * MEDIUM_BYTES: (6, 2.625), MEDIUM_BYTES: (2, 0.875)}
+    assert overlap == {3 * MEDIUM_BYTES: (6, 2.625), MEDIUM_BYTES: (2, 0.875)}
 
 
 # Devices ------------------------------------------------------------------------------------------
@@ -126,22 +126,22 @@ def test_backward_of_a_device_before_the_all_reduce() -> None:
 
 
 def contended(ratio: float) -> Trace:
-    """Twelve kernels of 0.1 ms at the end of a step's backward: in every second step beside a message, slower."""
+    """Twelve kernels of 0.1 ms at the end of a step's backward: in every second step during a message, slower."""
     build = gpu_job()
     for step in range(STEPS):
         at = step * STEP_NS
-        beside = step % 2
+        shared = step % 2
         times = {}
         for rank in range(2):
             process = build.rank(rank)
             compute, side = process.gpu().stream("compute"), process.gpu().stream("nccl")
             for number in range(12):
-                length = round(100 * US * (ratio if beside else 1.0))
+                length = round(100 * US * (ratio if shared else 1.0))
                 launch = at + 300 * US
                 start = at + 500 * US + number * 200 * US
                 compute.kernel(start, start + length, f"small {number}", launch=(launch, launch + US))
-            when = at + 400 * US if beside else at + 19 * MS + 200 * US
-            times[rank] = (at + 200 * US, at + 210 * US, when, when + (2900 * US if beside else 500 * US))
+            when = at + 400 * US if shared else at + 19 * MS + 200 * US
+            times[rank] = (at + 200 * US, at + 210 * US, when, when + (2900 * US if shared else 500 * US))
             side.kernel(
                 *times[rank][2:],
                 "ncclDevKernel_Broadcast",
@@ -189,7 +189,7 @@ def test_sizes_that_nothing_is_said_of(size: int, reason: str) -> None:
 @pytest.mark.parametrize(
     ("element", "count"), [("f32", 1 << 17), ("bf16", 1 << 18), ("f16", 1 << 18), ("u8", 1 << 19), ("f64", 1 << 16)]
 )
-def test_a_kernel_tells_how_many_elements_there_are(element: str, count: int) -> None:
+def test_a_kernel_shows_how_many_elements_there_are(element: str, count: int) -> None:
     split = row(gpu_job(message_bytes=1 << 19, element=element).trace(), "split_reorder")
     assert split["elements_count"] == count
     assert (split["validity"] == "none") == (count < 1 << 18)
@@ -221,7 +221,7 @@ def test_scattered_gradients_are_updated_in_slices_already() -> None:
 
 
 def test_scattered_activations_are_no_sharded_optimizer() -> None:
-    """Sequence parallel layers scatter as much in forward as in backward."""
+    """Sequence parallel layers scatter the same amount in forward and in backward."""
     build = gpu_job()
     for step in range(STEPS):
         at = step * STEP_NS
@@ -314,7 +314,7 @@ def test_a_matrix_product_right_before_an_all_reduce_of_activations() -> None:
         # 2 + 1 ms become 2 + 1 / 8.
         assert in_ms(one, "work", "transfer", "exposed", "saving_high") == (2, 1, 1, 0.875)
     (advice,) = named_advice(overlap_advice(trace))
-    assert advice.saving_high_ns == 0.875 * MS  # the groups do it beside each other
+    assert advice.saving_high_ns == 0.875 * MS  # the groups do it at the same time
 
 
 def test_pointwise_work_or_a_pause_before_an_all_reduce_is_no_producer() -> None:
@@ -373,7 +373,7 @@ def calibration(**at_medium_ms: float) -> Calibration:
     return Calibration("2026-01-01T00:00:00+00:00", "", {}, {}, tuple(links))
 
 
-def test_a_calibration_tells_what_the_halves_take() -> None:
+def test_a_calibration_shows_what_the_halves_take() -> None:
     halves = calibration(all_reduce=4.0, reduce_scatter=3.0, all_gather=2.0)
     (split,) = (
         r for r in overlap_advice(host_job(), calibration=halves).rows() if r["transformation"] == "split_reorder"

@@ -135,8 +135,8 @@ def test_a_fused_update_never_takes_nothing() -> None:
     assert "gaps" not in advice_text(replace(fuse, gap_ns=-1.0))
 
 
-def test_times_of_one_rank_and_savings_of_another_are_told_apart() -> None:
-    """Times are the median rank's, savings the least and the most of any; alike, nobody has to know."""
+def test_times_of_one_rank_and_savings_of_another_are_distinguished() -> None:
+    """Times are the median rank's, savings the least and the most of any; where these are equal, nobody has to know."""
     fuse = replace(
         SPLIT, transformation="fuse", switch="fused_optimizer", limits=(), gap_ns=5 * MS, saving_high_ns=120 * MS
     )
@@ -152,8 +152,8 @@ def test_times_of_one_rank_and_savings_of_another_are_told_apart() -> None:
     )
     # What a replay allows is not a rank's.
     assert "any rank" not in advice_text(replace(fuse, limits=("pace",)))
-    for alike in (SPLIT, replace(fuse, saving_high_ns=105 * MS), replace(overlap, saving_high_ns=40 * MS)):
-        assert " rank" not in advice_text(alike).replace("recorded ranks", "")
+    for equal in (SPLIT, replace(fuse, saving_high_ns=105 * MS), replace(overlap, saving_high_ns=40 * MS)):
+        assert " rank" not in advice_text(equal).replace("recorded ranks", "")
 
 
 def test_what_was_exposed_is_said() -> None:

@@ -117,7 +117,7 @@ def test_with_the_median_a_slow_rank_is_left_out(tmp_path: Path) -> None:
         stashtrace.analyze(trace, "slowdown", center="mode")
 
 
-def test_alike_ranks_lose_nothing(tmp_path: Path) -> None:
+def test_equal_ranks_lose_nothing(tmp_path: Path) -> None:
     table = stashtrace.analyze(load(write(tmp_path / "trace-X.parquet", two_stages({}))), "slowdown")
     assert row_of(table, "all")["slowdown_ratio"] == pytest.approx(1, abs=1e-5)
     assert set(table["recovered_ratio"].tolist()) == {-1.0}
@@ -160,8 +160,8 @@ def test_a_job_of_hosts_with_a_late_rank(center: str, shared_ms: float) -> None:
     assert row_of(table, "slowest_ranks", "2")["fixed_step_ns"] == late["fixed_step_ns"]
 
 
-def test_workers_that_are_not_alike() -> None:
-    """A batch takes 3 ms on rank 0 and 5 ms on rank 1, and sets the pace: 4 ms if both were alike."""
+def test_workers_that_differ() -> None:
+    """A batch takes 3 ms on rank 0 and 5 ms on rank 1, and sets the pace: 4 ms if both were equal."""
     trace = trace_from_text("""
         rank 0 loader   : 000..1..2..3..4..5..
         rank 0 worker 0 : 000111222333444555
@@ -307,9 +307,7 @@ def test_equal_stages_are_not_slowed_down_by_their_bubble(
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize(("ranks", "chunks", "microbatches"), SHAPES)
-def test_ranks_that_are_alike_share_the_work_of_the_slow_one(
-    ranks: int, chunks: int, microbatches: int, replicas: int
-) -> None:
+def test_equal_ranks_share_the_work_of_the_slow_one(ranks: int, chunks: int, microbatches: int, replicas: int) -> None:
     shape, slow = (ranks, chunks, microbatches), ranks * replicas - 1
     even = by_cause(interleaved(*shape, lambda step, rank: 4.0 / ranks / replicas, replicas=replicas))
     for one_group in (False, True):

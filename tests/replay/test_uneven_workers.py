@@ -43,7 +43,7 @@ def predicted(made: EpochJob, *changes: str) -> Answer:
     return what_if(build(made.trace()), map(Change.parse, changes))
 
 
-def test_both_causes_look_alike() -> None:
+def test_both_causes_look_the_same() -> None:
     assert job(by_worker).fetches == job(by_batch).fetches
 
 
@@ -98,7 +98,7 @@ def unordered(batch_ns: Batch, workers: int, *, epochs: int = 1) -> EpochJob:
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_of_an_iterable_data_set_each_worker_makes_its_own_part(workers: int) -> None:
+def test_of_an_iterable_data_set_each_worker_makes_its_part(workers: int) -> None:
     """So it is the worker that is slow, whatever batches come to it: nothing is left open."""
     endless = {"workers": workers, "epochs": 1, "batches": 140, "taken": 120, "batch_ns": by_worker}
     answer = predicted(EpochJob(**endless, parted=True).run(), "in_order=false")
@@ -121,7 +121,7 @@ def test_one_heavy_batch_in_eight_holds_up_those_behind_it() -> None:
     assert answer.middle_ns == pytest.approx(unordered(heavy, 4).step_mean_ns, rel=0.05)
 
 
-def test_batches_that_are_alike_gain_nothing_by_any_order() -> None:
+def test_equal_batches_gain_nothing_by_any_order() -> None:
     made = job(lambda worker, batch: QUICK, 2)
     answer = predicted(made, "in_order=false")
     assert answer.middle_ns == pytest.approx(made.step_mean_ns, rel=0.01)

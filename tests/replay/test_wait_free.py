@@ -34,7 +34,7 @@ CASES: dict[str, tuple[list[float], list[float], dict[str, Any], list[float], fl
     "what follows hides a part of the last": ([10, 20], [5, 8], {"backward_end_ns": 25}, [10, 20], 3),
     "what follows hides the last": ([10, 20], [5, 8], {"backward_end_ns": 100}, [10, 20], 0),
     # The first is waited for, 10-18. The second is ready 5 of compute later, 23-27, the third 7 after that, 30-39.
-    "callers that wait stop their own clock": (
+    "callers that wait stop their clock": (
         [10, 15, 22],
         [8, 4, 9],
         {"blocking": [True, False, False]},
@@ -45,7 +45,7 @@ CASES: dict[str, tuple[list[float], list[float], dict[str, Any], list[float], fl
     # 10-18 and 20-24 on one link, 12-42 on the other; one link alone would end at 52.
     "links do not wait for each other": ([10, 12, 20], [8, 30, 4], {"lane": [0, 1, 0]}, [10, 12, 20], 22),
     "one link for all of them": ([10, 12, 20], [8, 30, 4], {}, [10, 18, 48], 32),
-    # The first is waited for, 10-18; what would have been ready at 12 is so at 20, and has its own link at once.
+    # The first is waited for, 10-18; what would have been ready at 12 is so at 20, and has its link at once.
     "a wait for one link stops the caller for all": (
         [10, 12, 20],
         [8, 30, 4],

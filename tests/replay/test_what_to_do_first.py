@@ -59,7 +59,7 @@ def test_the_advised_workers_save_what_is_promised(workers: int, options: dict[s
     assert row["sure"] == "sure"
 
 
-def test_workers_that_start_anew_are_no_more_workers() -> None:
+def test_workers_that_start_again_are_no_more_workers() -> None:
     """One worker in each of four epochs: one number in the findings, the rates and the replay."""
     trace = job(1, epochs=4, steps=24).trace()
     (batch_time,) = [row for row in analyze(trace, "finding_evidence").rows() if row["code"] == "batch_time"]
@@ -122,7 +122,7 @@ def late_job(
 ) -> Trace:
     """Two ranks; rank 1 computes so much longer in each step, and rank 0 makes a batch for so long, or reads it.
 
-    Only so many of them are ``recorded``. ``scatter_ms``: both compute up to so much longer, by chance.
+    ``recorded``: how many of them are. ``scatter_ms``: both compute longer by up to this, by chance.
     """
     build_ = TraceBuilder()
     build_.group([0, 1])
@@ -162,7 +162,7 @@ def test_a_late_rank_is_named_with_what_delays_its_batches(file: str, kind: str)
     assert row["saved_ns"] == pytest.approx(9 * MS, rel=0.01)
 
 
-def test_changes_that_shorten_one_wait_are_not_told_twice() -> None:
+def test_changes_that_shorten_one_wait_are_not_named_twice() -> None:
     """Workers, quicker batches and data in memory all take the same wait away."""
     changes = [row["change"] for row in causes(job(1).trace()).rows()]
     assert len(changes) == 1

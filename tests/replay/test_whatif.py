@@ -53,18 +53,18 @@ def test_of_two_ranks_the_late_one_is_as_fast_as_the_other() -> None:
     assert asked(LATE, "straggler=0").high_ns == pytest.approx(5 * MS, rel=0.03)
 
 
-def told(text: str, change: str) -> str:
+def answer_text(text: str, change: str) -> str:
     answer = asked(text, change)
     return " ".join(" ".join(whatif_lines(asked(text), [answer], asked=True)).split())
 
 
 def test_an_answer_says_why_it_saves_nothing_or_more_than_its_time() -> None:
-    assert told(LATE, "interconnect.bandwidth=x2").endswith(
+    assert answer_text(LATE, "interconnect.bandwidth=x2").endswith(
         "at worst nothing is saved, at best a step takes 7.00 ms: the recording leaves open which"
     )
-    text = told(LATE, "straggler=0")
+    text = answer_text(LATE, "straggler=0")
     assert re.search(r"up to 2.\d+ ms of a step are saved, more than late takes on average over the ranks: waits", text)
-    assert told(LATE, "compute=x0.5").endswith("step 8.00 ms 5.00 ms")
+    assert answer_text(LATE, "compute=x0.5").endswith("step 8.00 ms 5.00 ms")
 
 
 def test_the_budget_adds_up_to_the_step_before_and_after() -> None:
@@ -192,8 +192,8 @@ def test_a_rank_whose_worker_is_slow_is_late_as_well() -> None:
 
 
 @pytest.mark.parametrize("moments", [0, 3])
-def test_messages_of_several_sizes_tell_latency_from_bandwidth(moments: int) -> None:
-    """Each step moves 1 MB in 2 ms and 8 MB in 9 ms: 1 ms of latency, 1 ms a MB; what takes no time tells nothing."""
+def test_messages_of_several_sizes_separate_latency_from_bandwidth(moments: int) -> None:
+    """Each step moves 1 MB in 2 ms and 8 MB in 9 ms: 1 ms of latency, 1 ms a MB; what takes no time says nothing."""
     build_ = TraceBuilder()
     now = 0
     for _ in range(6):

@@ -44,7 +44,7 @@ class Shared:
     batch_ms, compute_ms, message_ms
         CPU time of a batch, of a step's computation, and of each side of its all-reduce.
     sleep_ms, every
-        Sleep of rank 1 in one of so many steps.
+        Sleep of rank 1 in one of ``every`` steps.
     """
 
     batch_ms: float
@@ -175,14 +175,14 @@ def test_the_step_without_the_straggler_is_in_the_interval(options: dict[str, fl
 
 
 def test_what_messages_need_of_the_cpus_is_needed_in_each_step() -> None:
-    """Nothing but the messages, of 8 ms on both sides, is on the CPUs beside the nodes."""
+    """Nothing but the messages, of 8 ms on both sides, is on the CPUs next to the nodes."""
     graph = build(Shared(3.0, 4.0, 8.0, 80.0).run().trace())
     assert graph.facts.cpus_outside_nodes["node00"] == pytest.approx(16 / 92, rel=0.1)
 
 
 @pytest.mark.parametrize("every", [2, 5, 10])
 def test_what_a_delay_that_comes_regularly_costs_is_known(every: int) -> None:
-    """Rank 1 sleeps 100 ms in one of so many steps: that part of it in the mean, however many steps a recording has."""
+    """Rank 1 sleeps 100 ms in one of N steps: that part of it in the mean, however many steps a recording has."""
     low, high = answer(Shared(2.0, 5.0, 1.0, 100.0, every=every, cpus=8.0), "straggler=0").saved_ns
     assert low / MS <= 100 / every <= high / MS
     assert high - low < 0.5 * 100 * MS / every
@@ -248,7 +248,7 @@ def waiting_for_a_lock(*, helper: str) -> Trace:
 def test_threads_that_run_while_steps_wait_take_no_cpu_from_them(helper: str) -> None:
     run = ReplayedRun(build(waiting_for_a_lock(helper=helper)))
     (left,) = cpus_left(run.graph, run._apart_ratio).values()
-    assert left >= 1.7, "each of two ranks computes on a CPU of its own"
+    assert left >= 1.7, "each of two ranks computes on a separate CPU"
     first = next(iter(causes(waiting_for_a_lock(helper=helper)).rows()))
     assert (first["kind"], first["level"]) == ("other", "gone")
     assert first["saved_ns"] == pytest.approx(40 * MS, rel=0.05)

@@ -26,7 +26,7 @@ def test_steps_that_never_differ_leave_what_recordings_differ_by() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_fewer_than_four_steps_do_not_say_how_steps_scatter(count: int) -> None:
-    """However alike they are: each is taken to be off by a tenth, and the mean by twice that over the root."""
+    """However similar they are: each is taken to be off by a tenth, and the mean by twice that over the root."""
     assert noise_of(*[10.0] * count) == pytest.approx(10 * math.hypot(_BETWEEN, 0.2 / math.sqrt(count)))
 
 
@@ -44,8 +44,8 @@ def test_the_mean_of_all_steps_is_within_the_noise_of_some(count: int) -> None:
     assert np.mean(np.abs(draws.mean(axis=1) - 100.0) <= scatter) == pytest.approx(0.95, abs=0.015)
 
 
-def test_steps_that_are_alike_for_a_while_count_for_less() -> None:
-    """Five steps of 90 ms, then five of 110: ten such stretches say as much as ten steps, not as fifty."""
+def test_steps_that_are_similar_for_a_while_count_for_less() -> None:
+    """Five steps of 90 ms, then five of 110: ten such stretches count as ten steps, not as fifty."""
     stretches = noise_ns(np.repeat([90.0, 110.0] * 5, 5))
     singles = noise_ns(np.tile([90.0, 110.0], 25))
     of_ten = 2.262 * np.std([90.0, 110.0] * 5, ddof=1) / math.sqrt(10)

@@ -93,7 +93,7 @@ def interval_ms(answer: Answer) -> tuple[float, float]:
 
 
 def held_ms(graph: Graph, apart_ms: tuple[float, ...], **options: float) -> tuple[float, float]:
-    """A step that shares its link, and beside it 15 % of what company costs more or less than in a run of ``MIXED``."""
+    """A step that shares its link, and further 15 % of what company costs more or less than in a run of ``MIXED``."""
     step = counted_ms(graph, apart_ms, **options)
     costs = step - counted_ms(graph, apart_ms, shared=False, **options)
     cost = counted_ms(graph, MIXED) - counted_ms(graph, MIXED, shared=False)
@@ -107,7 +107,7 @@ def counted_ms(graph: Graph, apart_ms: tuple[float, ...], **options: float) -> f
 
 
 @pytest.mark.parametrize("scatter", [(0.0,), (-0.03, 0.02, 0.05)])
-def test_a_run_with_and_without_company_tells_whether_links_are_shared(scatter: tuple[float, ...]) -> None:
+def test_a_run_with_and_without_company_shows_whether_links_are_shared(scatter: tuple[float, ...]) -> None:
     assert verdict(job(MIXED, shared=True, scatter=scatter), StallKind.INTERCONNECT) is Verdict.SHARED
     assert verdict(job(MIXED, shared=False, scatter=scatter), StallKind.INTERCONNECT) is Verdict.APART
 
@@ -121,7 +121,7 @@ def test_a_message_shares_ports_with_collectives() -> None:
 
 
 @pytest.mark.parametrize(("apart_ms", "shared"), [((0.0,), True), ((0.0,), False), ((30.0,), True)])
-def test_who_is_always_or_never_in_company_tells_nothing(apart_ms: tuple[float, ...], shared: bool) -> None:
+def test_who_is_always_or_never_in_company_shows_nothing(apart_ms: tuple[float, ...], shared: bool) -> None:
     graph = job(apart_ms, shared=shared)
     assert verdict(graph, StallKind.INTERCONNECT) is Verdict.UNKNOWN
     assert shared_kinds(graph) == (frozenset(), INSIDE)
@@ -211,7 +211,7 @@ def test_links_that_were_not_shared_are_not_shared() -> None:
     )
 
 
-def test_where_the_run_does_not_tell_the_answer_is_both() -> None:
+def test_where_the_run_does_not_say_the_answer_is_both() -> None:
     """Over half of the link transfers 30 ms apart meet for the first time."""
     graph = job((30.0,), shared=True)
     low, high = interval_ms(asked(graph, "interconnect.bandwidth=x0.5"))
@@ -312,7 +312,7 @@ def test_native_replay_is_that_of_a_plain_simulation(seed: int) -> None:
     assert np.abs(alone - long).max() <= 2 + count // 8  # times are rounded to whole numbers
 
 
-def test_links_share_beside_hosts_that_share_cpus() -> None:
+def test_links_share_next_to_hosts_that_share_cpus() -> None:
     """Two transfers of 10 over one link and two threads of 10 on one CPU: each takes 20, neither disturbs the other."""
     plan = native.Plan(*(np.empty(0, dtype=np.int32),) * 2, np.zeros(4, dtype=np.int64), np.empty(0, dtype=np.int8))
     ten, none = np.full(4, 10, dtype=np.int64), np.empty(0, dtype=np.int64)

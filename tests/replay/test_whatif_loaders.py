@@ -1,4 +1,4 @@
-"""Another number of workers: predicted from one simulated job, beside the simulation of the other."""
+"""Another number of workers: predicted from one simulated job, against the simulation of the other."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_a_read_that_waits_may_cost_the_cpu_as_well() -> None:
 
 
 def reading(cold: int, warm: int, *, elsewhere: int = 0) -> Graph:
-    """Each batch reads so many pieces from storage and from memory, then works for 2 ms.
+    """Each batch reads ``cold`` pieces from storage and ``warm`` from memory, then works for 2 ms.
 
     A read from storage runs for 75 us. ``elsewhere`` reads of the same size are made by the step thread before all,
     half of them in 20 us and half in 60.
@@ -234,7 +234,7 @@ def test_what_reads_from_memory_take(
 
 
 def test_a_read_from_memory_runs_no_longer_than_the_one_that_waited_did() -> None:
-    """Another thread's reads took 20 or 60 us, but these ran for 30 us only, beside the wait for storage."""
+    """Another thread's reads took 20 or 60 us, but these ran for 30 us only, in addition to the wait for storage."""
     graph = reading(60, 0, elsewhere=40)
     graph.facts.cpu_ns[graph.is_batch] = 2 * MS + 60 * 30_000
     answer = what_if(graph, [Change.parse("fetch=0")])
@@ -257,7 +257,7 @@ def test_what_else_runs_on_a_host_leaves_fewer_cpus(busy_cpus: float) -> None:
 
 
 def passes(compute_ms: int, count: int = 6) -> Graph:
-    """Passes of four batches over the data; each starts a worker anew, which takes 10 ms for that and 2 for a batch."""
+    """Passes of four batches over the data; each starts a worker again, which takes 10 ms for that and 2 per batch."""
     build_, now = TraceBuilder(), 0
     rank = build_.rank(0)
     for number in range(count):

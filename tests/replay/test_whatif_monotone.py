@@ -21,7 +21,7 @@ LESS = ("compute=x0.5", "compute=0", "prep=x0.5", "straggler=0", "network.bandwi
 
 @st.composite
 def ddp_runs(draw: Any) -> Graph:
-    """Ranks that make a batch, compute, reduce, and update, each for a length of its own in each step."""
+    """Ranks that make a batch, compute, reduce, and update, each for a different length in each step."""
     lengths = st.integers(1, 12)
     trace, clock = TraceBuilder(), 0
     ranks = draw(st.integers(1, 3))

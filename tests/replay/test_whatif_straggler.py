@@ -24,7 +24,7 @@ def job(
     *,
     ranks: int = 2,
     samples: dict[int, int] | None = None,
-    told: str = "{} 1000 1000",
+    reported: str = "{} 1000 1000",
 ) -> Trace:
     """Each rank computes for so long in each step (by rank and step), all reduce for 2 ms, and update for 1 ms."""
     build_ = TraceBuilder()
@@ -43,7 +43,7 @@ def job(
         build_.meet(called, end, update_ns=MS)
         clock = end + MS
     for rank, batch in (samples or {}).items():
-        build_.say(f"dataloader {1 + rank:016x}", told.format(batch), build_.rank(rank).process_id)
+        build_.say(f"dataloader {1 + rank:016x}", reported.format(batch), build_.rank(rank).process_id)
     return build_.trace()
 
 
@@ -136,12 +136,12 @@ def test_a_rank_with_more_samples_is_not_late() -> None:
     """Rank 1 trains on twice the samples of rank 0 and takes twice as long."""
     trace = job(lambda rank, step: 5 + 5 * rank, samples={0: 16, 1: 32})
     assert without(build(trace)).high_ns / MS == pytest.approx(13, abs=0.1)
-    told_alike = job(lambda rank, step: 5 + 5 * rank, samples={0: 16, 1: 16})
-    assert without(build(told_alike)).high_ns / MS == pytest.approx(8, abs=0.1)
+    equal_samples = job(lambda rank, step: 5 + 5 * rank, samples={0: 16, 1: 16})
+    assert without(build(equal_samples)).high_ns / MS == pytest.approx(8, abs=0.1)
 
 
-def test_samples_that_cannot_be_read_count_as_not_told() -> None:
-    trace = job(lambda rank, step: 5 + 5 * rank, samples={0: 16, 1: 32}, told="{} many")
+def test_samples_that_cannot_be_read_count_as_unknown() -> None:
+    trace = job(lambda rank, step: 5 + 5 * rank, samples={0: 16, 1: 32}, reported="{} many")
     assert recorded_samples(trace) == {}
     assert without(build(trace)).high_ns / MS == pytest.approx(8, abs=0.1)
 

@@ -141,14 +141,14 @@ def test_compression_leaves_small_and_other_messages_alone() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 65, 100_000])
-def test_ranks_that_a_run_does_not_tell_of(count: int) -> None:
+def test_ranks_that_a_run_says_nothing_of(count: int) -> None:
     with pytest.raises(MissingDataError, match=f"cannot predict {count}") as raised:
         asked(job(), f"ranks={count}")
     assert raised.value.hint == "from 2 to 64 ranks can be predicted"
 
 
 @pytest.mark.parametrize("world", [3, 128])
-def test_some_ranks_of_a_job_do_not_tell_what_others_would_cost(world: int) -> None:
+def test_some_ranks_of_a_job_do_not_show_what_others_would_cost(world: int) -> None:
     with pytest.raises(MissingDataError, match="2 ranks were recorded") as raised:
         asked(job(world=world), "ranks=x2")
     assert raised.value.hint == "give the files of all ranks"
@@ -218,7 +218,7 @@ def test_of_more_ranks_the_last_one_comes_later() -> None:
     assert high - low < 1
 
 
-def test_one_rank_tells_nothing_of_others() -> None:
+def test_one_rank_shows_nothing_of_others() -> None:
     build_ = TraceBuilder()
     for step in range(8):
         build_.rank(0).phase("forward", 5 * step * MS, (5 * step + 3) * MS)

@@ -89,7 +89,7 @@ def test_folds_that_follow_each_other_stand_in_one_line() -> None:
     assert (first.startswith('<div class="folds">'), middle, last.startswith("<details>")) == (True, "<p>y</p>", True)
 
 
-def test_how_something_is_known_is_no_part_of_its_own() -> None:
+def test_how_something_is_known_is_no_separate_part() -> None:
     fold = Fold("How do you know?", [Paragraph("x")])
     assert markdown_of([Part("p", "Part", [Picture("<svg></svg>"), fold])]) == ""
     assert markdown_of([Part("p", "Part", [Paragraph("y"), fold])]).startswith("### Part\n\ny\n\n<details>")

@@ -1,4 +1,4 @@
-"""Ranks that spend their time alike are one bar, and every bar adds up to its step."""
+"""Ranks that spend their time the same way are one bar, and every bar adds up to its step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stashtrace.report.budget_groups import (
 )
 
 
-def test_ranks_that_are_alike_are_one_group_and_the_others_stand_apart() -> None:
+def test_similar_ranks_are_one_group_and_the_others_stand_apart() -> None:
     groups = budget_groups(summarize(job(ranks=12, prep={3: 44}, sleep={7: 10})[1]).budgets)
     assert [group["ranks"] for group in groups] == ["0-2,4-6,8-11", "3", "7"]
     assert not any(group["mixed"] for group in groups)

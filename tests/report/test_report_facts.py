@@ -106,7 +106,7 @@ def test_a_recording_of_nothing_has_no_page() -> None:
         report_facts(TraceBuilder().trace("x"))
 
 
-def test_validation_has_bars_of_its_own() -> None:
+def test_validation_has_separate_bars() -> None:
     trace: Trace = trace_from_text(
         """
         rank 0 phase : FFBBOFFBBOFFBBOFFBBOFFBBOFFBBOFFBBOVVVVVVVVVVVVVVVVVVVVVVVVFFBBO
@@ -119,13 +119,13 @@ def test_validation_has_bars_of_its_own() -> None:
     assert "validation step of" in page(facts)
 
 
-def test_gpus_of_hosts_alike_are_one_row(tmp_path: Path) -> None:
+def test_gpus_of_equal_hosts_are_one_row(tmp_path: Path) -> None:
     inventory = {"driver": "580.1", "devices": [{"index": 0, "name": "H200 <b>", "memory_bytes": 150754820096}]}
     parts = [{"host": f"node{n}", "gpu_inventory": inventory} for n in range(3)]
     (tmp_path / "run.json").write_text(json.dumps({"format": 1, "run_id": "a", "parts": parts}), encoding="utf-8")
     trace = job(prep={0: 44})[1]
-    told = Trace(trace.strings, {name: trace.table(name) for name in TABLES}, path=str(tmp_path))
-    (row,) = [row for row in machine_facts(told) if row["name"].startswith("GPUs")]
+    reported = Trace(trace.strings, {name: trace.table(name) for name in TABLES}, path=str(tmp_path))
+    (row,) = [row for row in machine_facts(reported) if row["name"].startswith("GPUs")]
     assert row["name"] == "GPUs of node0, node1, node2"
     assert row["value"].startswith("driver 580.1; GPU 0  H200 <b>, 140 GiB")
-    assert "<b>" not in page(report_facts(told)).split('id="facts"')[0]
+    assert "<b>" not in page(report_facts(reported)).split('id="facts"')[0]

@@ -138,9 +138,9 @@ def test_names_that_look_like_elements_are_text(name: str) -> None:
     facts = report_facts(late_job(hook=name.replace(" ", "")))
     svg = ElementTree.fromstring(flame_graph(facts["flames"]["groups"][1], f"of {name}", "step"))
     assert {element.tag for element in svg.iter()} == {"svg", "title", "rect", "foreignObject", "div"}
-    told = [element.text or "" for element in svg.iter("title")]
+    reported = [element.text or "" for element in svg.iter("title")]
     shown = "late.py:11" if name == "<module>" else f"{name.replace('.<locals>', '')} (late.py:11)"
-    assert any(title.startswith(f"{shown}, other") for title in told)
+    assert any(title.startswith(f"{shown}, other") for title in reported)
     whole = page(facts)
     assert "<lambda>" not in whole
     assert "<module>" not in whole
@@ -149,9 +149,9 @@ def test_names_that_look_like_elements_are_text(name: str) -> None:
 
 def test_each_box_says_what_it_is_and_of_what_its_percent_is() -> None:
     svg = svg_of(flames_of(late_job(ranks=1, slow=0)))
-    told = [element.findtext("title") or "" for element in svg if element.tag == "svg"]
-    assert "hook (late.py:11), other (blocked or asleep): 20.0 ms a step, 20 % of 100 ms" in told
-    assert any(re.fullmatch(r"compute: \S+ ms a step, \d+ % of 100 ms; \d+ samples", title) for title in told)
+    reported = [element.findtext("title") or "" for element in svg if element.tag == "svg"]
+    assert "hook (late.py:11), other (blocked or asleep): 20.0 ms a step, 20 % of 100 ms" in reported
+    assert any(re.fullmatch(r"compute: \S+ ms a step, \d+ % of 100 ms; \d+ samples", title) for title in reported)
     assert svg.attrib["aria-label"] == "a label"
 
 

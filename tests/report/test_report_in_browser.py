@@ -102,7 +102,7 @@ def test_the_script_is_allowed_and_sorts(browser: Browser, address: str) -> None
     assert sorted(names) == sorted(sorted_names)
 
 
-def test_a_cell_of_a_heat_map_is_told_under_the_pointer(browser: Browser, address: str) -> None:
+def test_a_cell_of_a_heat_map_is_explained_under_the_pointer(browser: Browser, address: str) -> None:
     shown = show(browser, address)
     value = shown.evaluate(
         """(() => {
@@ -123,7 +123,7 @@ def test_a_cell_of_a_heat_map_is_told_under_the_pointer(browser: Browser, addres
     assert share > 0
 
 
-def test_a_place_of_the_curve_is_told_under_the_pointer(browser: Browser, address: str) -> None:
+def test_a_place_of_the_curve_is_explained_under_the_pointer(browser: Browser, address: str) -> None:
     shown = show(browser, address)
     said = shown.evaluate(
         """(() => {

@@ -1,4 +1,4 @@
-"""Links in the report: what they did beside what they can do, or why that is not known."""
+"""Links in the report: what they did next to what they can do, or why that is not known."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def build() -> TraceBuilder:
     return made
 
 
-def test_a_transfer_stands_beside_what_the_calibration_expects(tmp_path: Path) -> None:
+def test_a_transfer_stands_next_to_what_the_calibration_expects(tmp_path: Path) -> None:
     calibrated(tmp_path)
     trace = build().trace(str(tmp_path))
     (row,) = link_facts(trace)["transfers"]

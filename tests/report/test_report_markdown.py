@@ -140,14 +140,14 @@ def test_a_run_without_steps_says_why_there_is_no_budget() -> None:
 def test_the_costliest_lines_stand_in_place_of_flame_graphs() -> None:
     made = markdown(report_facts(late_job(loads=True), ["./x"]))
     part = made.partition("### Which of your functions it goes to\n\n")[2].partition("\n\n### ")[0]
-    table, longer, _, told = part.split("\n\n")[:4]
+    table, longer, _, reported = part.split("\n\n")[:4]
     rows = [line.strip("| ").split(" | ") for line in table.splitlines()]
     assert ["hook (late.py:11)", "other (blocked or asleep)", "6.67 ms a step", "6.67 ms", "7 %"] in rows
     made = "data: prep (batches are being made)"
     assert ["Images.\\_\\_getitem\\_\\_ (data.py:7)", made] in [row[:2] for row in rows]
     assert longer.startswith("- rank 1 spends 20.0 ms (")
     assert longer.endswith(" a step longer in `hook (late.py:11)` than the others")
-    assert "`stashtrace analyze lines ./x`" in told
+    assert "`stashtrace analyze lines ./x`" in reported
 
 
 def test_without_stacks_no_lines_are_shown(made: str) -> None:

@@ -142,7 +142,7 @@ def test_the_page_asks_for_nothing_from_outside(made: str, reader: Reader) -> No
     assert not re.search(r"https?://", made)
 
 
-def test_only_its_own_script_may_run(made: str, reader: Reader) -> None:
+def test_only_its_script_may_run(made: str, reader: Reader) -> None:
     policy = next(a["content"] for _, a, _ in reader.all("meta") if a.get("http-equiv") == "Content-Security-Policy")
     data, script = reader.all("script")
     assert data[1]["type"] == "application/json"
@@ -230,7 +230,7 @@ def test_every_table_has_a_caption_and_heads_with_a_scope(reader: Reader) -> Non
     assert all(attributes.get("scope") in ("col", "row") for _, attributes, _ in reader.all("th"))
 
 
-def test_every_summary_that_opens_has_a_name_of_its_own(reader: Reader) -> None:
+def test_every_summary_that_opens_has_a_unique_name(reader: Reader) -> None:
     names = [text for _, _, text in reader.all("summary")]
     assert len(names) == len(set(names))
 
@@ -342,7 +342,7 @@ def test_text_and_bars_stand_out_from_the_paper(made: str, scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_classes_of_heat_maps_differ_in_brightness_alone(made: str, scheme: str) -> None:
-    """So that they can be told apart without seeing colour."""
+    """So that they can be distinguished without seeing colour."""
     blocks = re.findall(r":root \{(.*?)\}", made, re.S)[:2]
     colours: dict[str, str] = dict(re.findall(r"--(c\d): (#\w+)", blocks[scheme == "dark"]))
     bright = [luminance(colours[f"c{number}"]) for number in range(8)]

@@ -23,7 +23,7 @@ from stashtrace.schema.trace import Trace
 
 
 def job(sleeps: dict[int, int], *, steps: int = 60, gc: dict[int, int] | None = None, leaves: int = 100) -> Trace:
-    """Two ranks that compute for 20 ms a step; the first of a step sleeps for so many ms in some steps.
+    """Two ranks that compute for 20 ms a step; the first of a step sleeps in some, for the given ms.
 
     ``leaves``: step before which rank 0 leaves the job.
     """

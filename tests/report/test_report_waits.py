@@ -1,4 +1,4 @@
-"""Cut-outs of the timeline: lanes and arrows of a wait are recorded rows at their own moments, and nothing else."""
+"""Cut-outs of the timeline: lanes and arrows of a wait are recorded rows at their moments, and nothing else."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_few_of_many_victims_are_drawn_and_they_waited_longest() -> None:
     assert 5 not in [lane["rank"] for lane in cut["lanes"][1:]]
 
 
-def test_waits_alike_have_one_picture_and_small_ones_none() -> None:
+def test_similar_waits_have_one_picture_and_small_ones_none() -> None:
     found = waits_of(job(ranks=4, prep={0: 44})[1])
     assert len(found["cut_outs"]) == 1
     assert 1 < len(found["listed"]) <= LISTED
@@ -269,8 +269,8 @@ def test_other_causes(change: dict[str, Any], expected: str) -> None:
 
 @pytest.mark.parametrize("kind", CAUSES)
 def test_every_cause_has_words(kind: str) -> None:
-    told = sentence(ROW | {"cause_kind": kind, "cause_name": ""})
-    assert "38.0 ms" in told.partition("late: ")[2]
+    reported = sentence(ROW | {"cause_kind": kind, "cause_name": ""})
+    assert "38.0 ms" in reported.partition("late: ")[2]
 
 
 def test_rows_of_the_analysis_fit() -> None:

@@ -16,7 +16,7 @@ def test_a_column_of_an_enumeration_says_which() -> None:
     assert (flags.role, flags.meaning) == ("flags", "IoFlag bits: of the call")
 
 
-def test_texts_are_shown_under_a_name_of_their_own() -> None:
+def test_texts_are_shown_under_another_name() -> None:
     path = Column("path_code", "i8", "", "the file", role="path")
     assert path.is_text
     assert (path.shown_name, path.meaning) == ("path", "string: the file")

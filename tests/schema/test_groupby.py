@@ -1,4 +1,4 @@
-"""Groups of rows beside a reference in plain Python: keys, numbers, rows, sums, extremes, quantiles."""
+"""Groups of rows against a reference in plain Python: keys, numbers, rows, sums, extremes, quantiles."""
 
 from __future__ import annotations
 

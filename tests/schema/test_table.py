@@ -245,7 +245,7 @@ def test_a_table_grows_piece_by_piece() -> None:
     assert GrowingTable(schema).table() is Table.empty(schema)
 
 
-def test_chosen_rows_are_locked_and_their_own() -> None:
+def test_chosen_rows_are_a_locked_copy() -> None:
     schema = TABLES["waits"]
     table = Table(schema, {name: np.arange(5) for name in schema.names})
     masked, chosen = table.take(np.array([True, False, True, False, False])), table.take(np.array([4, 0]))

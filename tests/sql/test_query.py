@@ -1,4 +1,4 @@
-"""Queries of traces by DuckDB: what is computed, what they may do, and what a wrong one is told."""
+"""Queries of traces by DuckDB: what is computed, what they may do, and what the answer to a wrong one is."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_a_wrong_query_gets_one_line_and_a_hint(
 
 
 def test_the_database_itself_refuses_files_and_its_settings(trace: Trace, tmp_path: Path) -> None:
-    """Beside the check of statements: a relation can be written too."""
+    """In addition to the check of statements: a relation can be written too."""
     import duckdb
 
     target = tmp_path / "a.csv"

@@ -1,4 +1,4 @@
-"""Columns in a query: numbers in place, texts for codes, units and meanings beside them."""
+"""Columns in a query: numbers in place, texts for codes, units and meanings next to them."""
 
 from __future__ import annotations
 

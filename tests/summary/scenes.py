@@ -50,7 +50,7 @@ def job(
     """A data-parallel job of 12 steps: batch wait, forward 10 ms, backward 20 ms, all-reduce, optimizer 1 ms.
 
     ``prep``, ``fetch`` and ``sleep`` are extra milliseconds a step of a rank: in its worker on the CPU, in its worker
-    blocked in storage, in its own thread between backward and the all-reduce.
+    blocked in storage, in its thread between backward and the all-reduce.
     """
     build = TraceBuilder(hosts)
     clock = dict.fromkeys(range(ranks), 0)

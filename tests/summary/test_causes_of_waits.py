@@ -114,12 +114,12 @@ SCENES: dict[str, tuple[Callable[[], Trace], dict[str, Any], float]] = {
         {"ranks": "1", "kind": "compute", "level": "peers", "every_count": 2},
         75,
     ),
-    "ranks that compute by turns": (
+    "ranks that compute alternately": (
         lambda: data_parallel(lambda step, rank: 20.0 if step % 2 == rank else 0.0),
         {"ranks": "", "kind": "compute", "level": "even"},
         10,
     ),
-    "ranks that sleep by turns": (
+    "ranks that sleep alternately": (
         lambda: data_parallel(lambda step, rank: 20.0 if step % 2 == rank else 0.0, kind="sleep"),
         {"ranks": "", "call": "asleep"},
         20,
@@ -170,7 +170,7 @@ def test_work_that_is_longer_on_one_rank_is_that_long(rank: int, ms: float) -> N
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("seed", range(6))
-def test_ranks_that_are_alike_are_not_accused(ranks: int, seed: int) -> None:
+def test_similar_ranks_are_not_accused(ranks: int, seed: int) -> None:
     """Steps vary by a third: batches of even cost would help, and no rank is to blame."""
     found = list(causes(data_parallel(noisy(seed, 8), ranks=ranks)).rows())
     assert [row["ranks"] for row in found] == [""] * len(found)
@@ -191,7 +191,7 @@ def test_both_causes_of_one_rank_are_said() -> None:
 
 
 def test_reads_of_one_file_are_one_cause() -> None:
-    """A part of them blocks, and a part is Python: told once with all of their time; saved is what blocks."""
+    """A part of them blocks, and a part is Python: reported once with all of their time; saved is what blocks."""
     trace = pipeline_of(4, 8, reads=on(0, 60.0))
     (found,) = causes(trace).rows()
     assert found["work_ns"] / MS == pytest.approx(60, rel=0.02)
@@ -348,5 +348,5 @@ def test_a_cause_says_in_which_steps_it_is(extra: Callable[[int], float], said: 
     trace = data_parallel(lambda step, rank: extra(step) if rank == 1 else 0.0, steps=80, kind="sleep")
     lines = summary(trace, first=causes(trace)).splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("  ▶ "))
-    told = lines[at].removeprefix("  ▶ ") + (" " + lines[at + 1].strip() if lines[at + 1].startswith("    r") else "")
-    assert told == said
+    line = lines[at].removeprefix("  ▶ ") + (" " + lines[at + 1].strip() if lines[at + 1].startswith("    r") else "")
+    assert line == said

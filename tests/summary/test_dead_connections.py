@@ -14,7 +14,7 @@ ADDRESS = "127.0.0.1:9"
 
 
 def said(*, result: int, every: int = 1, answers: bool = False, then: int = 0) -> list[str]:
-    """Steps of 40 ms, 25 of which sleep after an attempt to connect in every so many of them."""
+    """Steps of 40 ms, 25 of which sleep after an attempt to connect in every n-th of them."""
     build = TraceBuilder()
     rank = build.rank(0)
     for step in range(24):

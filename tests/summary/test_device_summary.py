@@ -207,7 +207,7 @@ def test_a_kernel_of_communication_needs_no_bracket() -> None:
     assert "stashtrace" in summary(build.trace("x"))
 
 
-def test_a_calibration_beside_the_run_says_what_the_link_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_calibration_next_to_the_run_says_what_the_link_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = job(transfer_ms=10)
     known = np.full(len(trace.collectives), 9.2 * MS)
     answer = ExpectedTransfers(known, known * 0, np.zeros(len(known), dtype=np.int64))

@@ -233,7 +233,7 @@ def test_what_differs_comes_first() -> None:
             {"cpus": CpuUse(150.0 * MS, 1.4, 0.0)},
             "the machine was busier: programs outside the job used 0.1 CPUs before and 1.4 after",
         ),
-        # Its own threads waited for each other.
+        # Its threads waited for each other.
         (
             {"cpus": CpuUse(2.0 * MS, 0.1, 0.0), "cpu_wait_ns": 1.0 * MS},
             {"cpus": CpuUse(150.0 * MS, 0.1, 0.0), "cpu_wait_ns": 9.0 * MS},
@@ -253,12 +253,12 @@ def test_diff_and_gate_say_the_same_of_other_work(before: Any, after: Any, said:
         assert text.endswith(f"but {lines[0]}")
 
 
-def test_what_one_side_does_not_tell() -> None:
+def test_what_one_side_does_not_record() -> None:
     lines = jobs_lines(FACTS, {**FACTS, "torch": None, "cpu": "EPYC"})
     assert lines == ["jobs: no difference is known", "  recorded on one side alone: CPU, torch"]
 
 
-def test_the_allowance_is_told() -> None:
+def test_the_allowance_is_stated() -> None:
     single = "\n".join(gate_lines(gate(side(40), side(40))))
     assert "run-to-run allowance: 2.0 % of the step before (" in single
     assert "smallest growth that would be called worse in four of five such comparisons: step+5%: +" in single

@@ -88,7 +88,7 @@ def _said(trace: Trace) -> str:
     return " ".join(summary(trace).split())
 
 
-def test_the_host_is_the_cause_where_all_ranks_drain_their_devices_alike(tmp_path: Path) -> None:
+def test_the_host_is_the_cause_where_all_ranks_drain_their_devices_equally(tmp_path: Path) -> None:
     trace = job(tmp_path, ranks=4, python=lambda rank, number: 40.0 if rank == 3 else 0.0)
     first, second = _verdicts(trace)[:2]
     assert first["text"] == (

@@ -1,4 +1,4 @@
-"""Whose batches they are: workers that have no data, and children that take batches of their own."""
+"""Whose batches they are: workers that have no data, and children that take separate batches."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_more_workers_are_not_predicted_where_they_take_no_turns() -> None:
         what_if(graph, [Change.parse("workers=8")])
 
 
-def test_batches_of_a_forked_child_are_its_own() -> None:
+def test_batches_of_a_forked_child_belong_to_it() -> None:
     """The step thread takes a batch a step; a child takes one of another loader in every second of them."""
     build, now = TraceBuilder(), 0
     rank = build.rank(0)
@@ -76,6 +76,6 @@ def test_batches_of_a_forked_child_are_its_own() -> None:
 
 
 def test_what_is_known_of_the_batches_of_one_rank_is_not_said_of_two() -> None:
-    for prep, told in (({0: 44, 1: 40}, "on rank 0, its worker takes"), ({0: 44}, "its worker takes")):
+    for prep, reported in (({0: 44, 1: 40}, "on rank 0, its worker takes"), ({0: 44}, "its worker takes")):
         data = next(found for found in verdicts(job(prep=prep)[1]) if found.kind == "data")
-        assert data.evidence[0].startswith(told)
+        assert data.evidence[0].startswith(reported)

@@ -1,4 +1,4 @@
-"""The tracer's own cost in the summary: which parts are in it, and its upper end. From files with known rows."""
+"""The tracer's cost in the summary: which parts are in it, and its upper end. From files with known rows."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ int main(void) {
 """
 
 
-def test_reads_of_a_vfork_child_are_set_against_its_own_time(tmp_path: Path) -> None:
+def test_reads_of_a_vfork_child_are_set_against_its_time(tmp_path: Path) -> None:
     source, program, run = tmp_path / "busy.c", tmp_path / "busy", tmp_path / "run"
     source.write_text(BUSY_VFORK_CHILD)
     subprocess.run(["cc", "-O1", "-o", str(program), str(source)], check=True)

@@ -93,6 +93,6 @@ def test_what_cannot_be_drawn(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> 
     assert "stashtrace[plot]" in (missing.value.hint or "")
 
 
-def test_each_kind_of_stall_has_a_colour_of_its_own() -> None:
+def test_each_kind_of_stall_has_a_different_colour() -> None:
     assert set(KIND_COLOURS) == {kind.name.lower() for kind in StallKind}
     assert len(set(KIND_COLOURS.values())) == len(KIND_COLOURS)

@@ -95,7 +95,7 @@ def test_a_healthy_run_waits_for_nobody() -> None:
     assert describe_stuck(job()[1]) == []
 
 
-def test_activity_is_told_from_samples() -> None:
+def test_activity_is_read_from_samples() -> None:
     trace = hanging((2,)).trace()
     assert newest_ns(trace) == 31 * S + 40 * MS
     assert newest_ns(trace, activity=True, rank=0) == 40 * MS

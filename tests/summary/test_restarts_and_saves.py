@@ -53,10 +53,10 @@ def test_a_load_is_no_save() -> None:
 
 
 def test_every_kind_of_work_that_makes_a_rank_late_has_words() -> None:
-    told = {
+    reported = {
         kind for kind in StallKind if kind not in (*IN_COLLECTIVES, StallKind.OTHER)
-    }  # what blocks has its own words
-    assert set(_DOES) >= {kind.name.lower() for kind in told} | {"unrecorded"}
+    }  # what blocks has separate words
+    assert set(_DOES) >= {kind.name.lower() for kind in reported} | {"unrecorded"}
 
 
 def test_fewer_steps_are_said_and_are_no_shorter_time() -> None:

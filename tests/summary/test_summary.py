@@ -92,7 +92,7 @@ def test_the_step_is_the_mean_so_that_its_parts_add_up_to_it() -> None:
         assert sum(rank.per_step_ns(kind) for kind in rank.kinds) == pytest.approx(rank.step_ns, rel=1e-6)
 
 
-def test_a_few_long_steps_are_told_in_the_first_line() -> None:
+def test_a_few_long_steps_are_reported_in_the_first_line() -> None:
     facts = gather(job()[1])
     assert "median" not in render(Summary.of(facts), Style(), "x")
     kinds = facts.tables["step_kinds"]
@@ -277,7 +277,7 @@ def test_batches_made_in_time_are_not_called_uneven() -> None:
     assert found.evidence == ("its worker takes 1.00 ms to make a batch (a step uses 4 batches)",)
 
 
-def test_micro_batches_are_told() -> None:
+def test_micro_batches_are_reported() -> None:
     build = TraceBuilder()
     rank = build.rank(0)
     for step in range(12):
@@ -301,7 +301,7 @@ def test_a_file_is_blamed_only_for_calls_of_the_workers_that_make_batches() -> N
     assert any("mostly from train-0117.tar" in sentence for sentence in found.evidence), found.evidence
 
 
-def test_page_faults_are_told_where_no_read_explains_the_storage() -> None:
+def test_page_faults_are_reported_where_no_read_explains_the_storage() -> None:
     build = TraceBuilder()
     rank = build.rank(0)
     for step in range(12):
@@ -536,7 +536,7 @@ def test_percents_of_a_row_add_up() -> None:
 
 @pytest.mark.parametrize("utf8", [True, False])
 def test_a_bar_is_never_longer_than_the_whole(utf8: bool) -> None:
-    """Whatever a damaged file makes of a share: not as much memory as the number says."""
+    """Whatever a damaged file makes of a share: not the amount of memory that the number says."""
     style = Style(utf8=utf8)
     assert len(style.bar(1.0, 20)) == len(style.bar(1e12, 20)) == 20
     assert len(style.bar(float("inf"), 20)) == 20

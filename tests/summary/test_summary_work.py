@@ -1,4 +1,4 @@
-"""How much work a summary of many ranks is, in calls: what is made once is not made again, and each rank costs alike.
+"""How much work a summary of many ranks is, in calls: what is made once is not made again, each rank costs the same.
 
 Seconds depend on the machine (``benchmarks/bench_many_ranks.py``), calls do not.
 """
@@ -29,8 +29,8 @@ _ONCE_PER_RANK = (
     "analysis/graph/batch_nodes.py:worker_starts",
     "analysis/graph/build.py:add_host_nodes",
 )
-#: One more rank, with its steps and workers, makes so many calls between functions of the package. More means that a
-#: stage asks for each rank what could be asked for all, or asks again. A tenth is left for findings to come.
+#: One more rank, with its steps and workers, makes this number of calls between functions of the package. More means
+#: that a stage asks for each rank what could be asked for all, or asks again. A tenth is left for findings to come.
 _MOST_CALLS_PER_RANK = 5_900
 
 

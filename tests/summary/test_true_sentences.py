@@ -1,6 +1,6 @@
-"""What a summary claims of real traces, each claim beside plain arithmetic on the raw files; none may be false.
+"""What a summary claims of real traces, each claim against plain arithmetic on the raw files; none may be false.
 
-The jobs of the same bench are run by benchmarks/bench_sentences.py, the judge's own tests are in benchmarks/tests.
+The jobs of the same bench are run by benchmarks/bench_sentences.py, the judge's tests are in benchmarks/tests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sentences import check, traces  # noqa: E402
 TRACES = traces.of(CORPUS)
 #: Of formats of which the gate has smaller traces.
 SLOW = ("df_index_rank1_of_2", "diff_control_rank3_of_8")
-pytestmark = pytest.mark.skipif(not TRACES, reason="the folder of real traces is not beside the checkout")
+pytestmark = pytest.mark.skipif(not TRACES, reason="the folder of real traces is not next to the checkout")
 
 
 @pytest.mark.parametrize(

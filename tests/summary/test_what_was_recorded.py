@@ -44,9 +44,9 @@ def head_of_table(trace: Trace) -> list[str]:
 
 
 def test_a_recording_without_steps_is_called_one(tmp_path: Path) -> None:
-    told = words(stashtrace.load(write(tmp_path / "one.json", EVENTS)))
-    assert "1 rank, no step is marked; the whole recording of 390 us counts as one" in told
-    assert "marked step" not in told
+    text = words(stashtrace.load(write(tmp_path / "one.json", EVENTS)))
+    assert "1 rank, no step is marked; the whole recording of 390 us counts as one" in text
+    assert "marked step" not in text
 
 
 def test_marked_steps_keep_their_name(tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_who_is_late_is_not_measured_where_ranks_are_missing(tmp_path: Path) -> 
     assert "measured: data, link, late," in words(stashtrace.load(tmp_path))
 
 
-@pytest.mark.parametrize(("after_ms", "told"), [(5, "5.00 ms each in other calls on their files"), (0, "on average$")])
-def test_a_checkpoint_goes_on_after_its_call(after_ms: int, told: str) -> None:
+@pytest.mark.parametrize(("after_ms", "tail"), [(5, "5.00 ms each in other calls on their files"), (0, "on average$")])
+def test_a_checkpoint_goes_on_after_its_call(after_ms: int, tail: str) -> None:
     build = TraceBuilder()
     rank, now = build.rank(0), 0
     for _ in range(8):
@@ -91,7 +91,7 @@ def test_a_checkpoint_goes_on_after_its_call(after_ms: int, told: str) -> None:
         now += MS
     save = next(v for v in verdicts(build.trace()) if v.kind == "save")
     (sentence,) = save.evidence
-    assert sentence.endswith(told) if told[-1] != "$" else sentence.endswith(told[:-1])
+    assert sentence.endswith(tail) if tail[-1] != "$" else sentence.endswith(tail[:-1])
 
 
 UNLIKE_RANKS = f"""
@@ -116,7 +116,7 @@ def test_a_mean_of_what_is_unexplained_is_no_lower_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "named"),
     [
         ("/data/a.bin", "/data/a.bin"),
         (
@@ -128,11 +128,11 @@ def test_a_mean_of_what_is_unexplained_is_no_lower_bound() -> None:
         ("", "(path not known)"),
     ],
 )
-def test_files_can_be_told_apart(path: str, told: str) -> None:
+def test_files_can_be_distinguished(path: str, named: str) -> None:
     build = TraceBuilder()
     build.rank(0).io(0, MS, path=path)
     (claim,) = files_claims(build.trace())
-    assert [row.text for row in claim.evidence[1:]] == [f"1 call, 1.00 ms, on {told}"]
+    assert [row.text for row in claim.evidence[1:]] == [f"1 call, 1.00 ms, on {named}"]
 
 
 def test_many_ranks_are_cut() -> None:
@@ -143,10 +143,10 @@ def test_many_ranks_are_cut() -> None:
     assert (str(words["who"]), words["lost"]) == ("15 ranks (0, 64, 66 … 126)", "1.00 ms a step (10 %)")
 
 
-@pytest.mark.parametrize(("count", "told"), [(1, "1 impossible number"), (3, "3 impossible numbers")])
-def test_one_loss_is_no_several(count: int, told: str) -> None:
+@pytest.mark.parametrize(("count", "said"), [(1, "1 impossible number"), (3, "3 impossible numbers")])
+def test_one_loss_is_no_several(count: int, said: str) -> None:
     (text,) = worded(*loss_claims(TraceBuilder().loss("impossible_numbers", count, collector="darshan").trace()))
-    assert text == f"{told} (darshan)"
+    assert text == f"{said} (darshan)"
 
 
 def test_of_a_recording_without_steps_nothing_is_said_of_a_step() -> None:
@@ -210,7 +210,7 @@ def test_what_another_tool_recorded_says_so(tmp_path: Path) -> None:
     assert not [text for text in said if OURS.search(text)]
 
 
-def test_words_of_ours_stand_where_recordings_are_told_apart() -> None:
+def test_words_of_ours_stand_where_recordings_are_distinguished() -> None:
     """Whatever template comes next: an option of ours in its words would be advised for every recording."""
     found = []
     for path in [*(PACKAGE / "analysis/findings/rules").rglob("*.py"), *(PACKAGE / "summary/words").glob("*.py")]:
@@ -218,6 +218,6 @@ def test_words_of_ours_stand_where_recordings_are_told_apart() -> None:
             if isinstance(function, ast.FunctionDef):
                 nodes = list(ast.walk(function))
                 texts = [one.value for one in nodes if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-                told_apart = any(isinstance(one, ast.Attribute) and one.attr == "imported" for one in nodes)
-                found += [f"{path.name}: {text}" for text in texts if OURS.search(text) and not told_apart]
+                allowed = any(isinstance(one, ast.Attribute) and one.attr == "imported" for one in nodes)
+                found += [f"{path.name}: {text}" for text in texts if OURS.search(text) and not allowed]
     assert found == []

@@ -18,7 +18,7 @@ Rows = list[dict[str, Any]]
 
 
 def relaxed(count: int) -> settings:
-    """So many examples, in the gate a quarter of them, however long each takes to draw."""
+    """This number of examples, in the gate a quarter of them, however long each takes to draw."""
     return settings(
         max_examples=examples(count),
         deadline=None,

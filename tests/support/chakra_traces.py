@@ -217,7 +217,7 @@ def feeder_problems(traces: Traces) -> list[str]:
 
 
 def simulate(traces: Traces, transfer_us: Callable[[Node], float] | None = None) -> dict[int, dict[int, float]]:
-    """When each node ends, by rank and id, in microseconds; transfers take as long as measured unless told otherwise.
+    """When each node ends, by rank and id, in microseconds; transfers take as long as measured by default.
 
     Everything that waits for nothing begins at 0. A send ends with its receive.
     """

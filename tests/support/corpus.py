@@ -1,4 +1,4 @@
-"""Real traces of others, where they lie beside the checkout; without them their tests are skipped."""
+"""Real traces of others, where they lie next to the checkout; without them their tests are skipped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def corpus(name: str) -> Path:
     """A file or folder of the corpus; skips the test where it is absent."""
     found = next((p for p in (CORPUS / name, CORPUS.parents[2] / "shared/corpus" / name) if p.exists()), None)
     if found is None:
-        pytest.skip(f"the corpus of real traces is not beside the checkout ({name})")
+        pytest.skip(f"the corpus of real traces is not next to the checkout ({name})")
     return found
 
 

@@ -5,7 +5,7 @@
     run.results()                 last line of each rank: values of ``query`` and ``elapsed``, failed calls
 
 The statements of a program are those of tests/fakes/device_actor.cpp, the settings of a script those of tests/fakes
-(each file names its own). The doubles are built once per session, into the folder that tests/native uses.
+(each file names its double). The doubles are built once per session, into the folder that tests/native uses.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def run_ranks(
     check: bool = True,
     **options: object,
 ) -> TracedRun:
-    """Run a program on so many processes with one device each, and wait for them.
+    """Run a program on processes with one device each, and wait for them.
 
     Parameters
     ----------

@@ -9,5 +9,5 @@ ALL = ("thorough", "explore")
 
 
 def examples(count: int) -> int:
-    """Return how many of so many examples are tried by the profile that is loaded."""
+    """Return how many of ``count`` examples are tried by the profile that is loaded."""
     return count if settings.get_current_profile_name() in ALL else max(3, count // 4)

@@ -1,6 +1,6 @@
 """Runs `python -m stashtrace` as forks of one process that has imported what commands import.
 
-Half a second of each short command is imports, and the tests run a thousand commands. A fork has its own streams, exit
+Half a second of each short command is imports, and the tests run a thousand commands. A fork has separate streams, exit
 code, environment and current folder, and runs `__main__.py` to its end, as a process that is started does. What Python
 and libraries read when they start it has from the first process: with other such variables a command is started.
 """
@@ -65,22 +65,22 @@ def run_command(
     ``path``: folders that stand first in PYTHONPATH, of packages that nothing has imported yet.
     """
     command = [sys.executable, "-m", "stashtrace", *words]
-    told = dict(variables)
+    reported = dict(variables)
     if path:
-        told["PYTHONPATH"] = os.pathsep.join(filter(None, [*path, variables.get("PYTHONPATH")]))
+        reported["PYTHONPATH"] = os.pathsep.join(filter(None, [*path, variables.get("PYTHONPATH")]))
     server, started_with = _server()
     if _read_at_start(variables) != started_with:
         return subprocess.run(
             command,
             cwd=cwd,
-            env=told,
+            env=reported,
             capture_output=True,
             text=True,
             timeout=timeout_s,
             stdin=subprocess.DEVNULL,
             check=False,
         )
-    request = {"words": words, "cwd": os.fspath(cwd or Path.cwd()), "variables": told, "path": path}
+    request = {"words": words, "cwd": os.fspath(cwd or Path.cwd()), "variables": reported, "path": path}
     with contextlib.ExitStack() as ends:
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
         for pipe in (out, err):

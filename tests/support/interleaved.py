@@ -61,7 +61,7 @@ def interleaved(
     replicas: int = 1,
     one_group: bool = False,
 ) -> Trace:
-    """``work`` is more for each micro-batch of a rank, ``work_of_stage`` of a stage; a backward takes twice as much.
+    """``work`` is more for each micro-batch of a rank, ``work_of_stage`` of a stage; a backward takes twice the time.
 
     Without ``phases`` the computations leave no record, and marks say where steps end. With several ``replicas`` the
     ranks that hold the same stages meet before the update. ``one_group``: each pair of ranks has a group in which each

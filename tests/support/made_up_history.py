@@ -90,8 +90,8 @@ def each_run(fleet: Fleet) -> Iterator[RunRows]:
     for at, (begin, job) in enumerate(plans):
         end = begin + int(lengths[at])
         near = range(*np.searchsorted(begins, (begin - reach, end)).tolist())
-        beside = [one for run in near if run != at for one in writes[run]]
-        others = [one for one in beside if one[1] > begin and one[0] < end]
+        near_writes = [one for run in near if run != at for one in writes[run]]
+        others = [one for one in near_writes if one[1] > begin and one[0] < end]
         number = at * fleet.commits // fleet.runs
         yield _run(fleet, random, at, begin, end, job, number, writes[at], others)
 

@@ -27,7 +27,7 @@ class Measurements(Generic[T]):
     Parameters
     ----------
     measure : callable
-        Measures once; gets a folder of its own, which does not exist yet.
+        Measures once; gets a new folder, which does not exist yet.
     folder : Path
         Where these folders are made.
     most : int
@@ -57,20 +57,20 @@ class Measurements(Generic[T]):
 
         ``together`` may accept all of them where each alone was refused: claims about medians.
         """
-        told = []
+        reported = []
         for number in range(self._most):
             found = self[number]
             try:
                 check(found)
             except AssertionError as error:
-                told.append(f"measurement {number + 1} of {self._most}: {error}")
+                reported.append(f"measurement {number + 1} of {self._most}: {error}")
             else:
                 return found
         if together is not None:
             try:
                 together(self._taken)
             except AssertionError as error:
-                told.append(f"all together: {error}")
+                reported.append(f"all together: {error}")
             else:
                 return self._taken[0]
-        raise AssertionError("no measurement agrees\n" + "\n".join(told))
+        raise AssertionError("no measurement agrees\n" + "\n".join(reported))

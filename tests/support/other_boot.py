@@ -51,7 +51,7 @@ def as_other_boot(
     realtime_offset_ns : int, optional
         Added to CLOCK_REALTIME; ``offset_ns`` if None.
     wall_step : tuple of int
-        From this tick on CLOCK_REALTIME was set forward by so many ns.
+        From this tick on CLOCK_REALTIME was set forward by this number of ns.
     """
     with ByteFile(str(path)) as source:
         head = read_head(source)

@@ -27,9 +27,9 @@ def interpreters() -> dict[int, str]:
     found = {}
     for program in filter(None, (*kept, *named)):
         asked = [program, "-I", "-S", "-c", "import sys, ctypes; print(sys.version_info[1], sys.implementation.name)"]
-        told = subprocess.run(asked, capture_output=True, text=True, check=False)
-        if told.returncode == 0 and told.stdout.split()[1] == "cpython":
-            found.setdefault(int(told.stdout.split()[0]), program)
+        reported = subprocess.run(asked, capture_output=True, text=True, check=False)
+        if reported.returncode == 0 and reported.stdout.split()[1] == "cpython":
+            found.setdefault(int(reported.stdout.split()[0]), program)
     return found
 
 

@@ -49,7 +49,7 @@ def as_another_user(act: Callable[[], object]) -> str:
         os.write(writer, answer.encode()[:60_000])
         os._exit(0)
     os.close(writer)
-    with os.fdopen(reader, "rb") as told:
-        answer = told.read().decode()
+    with os.fdopen(reader, "rb") as reported:
+        answer = reported.read().decode()
     os.waitpid(child, 0)
     return answer

@@ -1,6 +1,6 @@
-"""A program on a device that is played: doubles of libcupti and of as much of a driver as is asked before it.
+"""A program on a device that is played: doubles of libcupti and of the part of a driver that is asked before it.
 
-The program tells the double of libcupti what runs (`PRELUDE`), in times of the double's clock.
+The program says to the double of libcupti what runs (`PRELUDE`), in times of the double's clock.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from forked_commands import ROOT
 
 FAKES = ROOT / "tests/fakes"
-#: As much of a driver as is asked before CUPTI is touched; variables say what it answers.
+#: The part of a driver that is asked before CUPTI is touched; variables say what it answers.
 DRIVER = """
 #include <cstdlib>
 static int setting(const char* name, int usual) {

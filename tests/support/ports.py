@@ -16,7 +16,7 @@ def free_port() -> int:
     """A TCP port that nobody listens on, and the next one; none twice while others are free.
 
     Below those that the system gives to whoever asks for any port: one of these may go to another process before the
-    job has begun to listen. Each worker of a test run has a hundred of its own.
+    job has begun to listen. Each worker of a test run has a different hundred.
     """
     lowest_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))

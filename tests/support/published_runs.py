@@ -84,7 +84,7 @@ price_per_hour = 2.00
 
 
 def step_ns(samples: float, rate: float, deviation: float) -> dict[str, Any]:
-    """A step of so many samples, with two standard deviations to each side."""
+    """A step of some samples, with two standard deviations to each side."""
     low, value, high = (samples / r * 1e9 for r in (rate + 2 * deviation, rate, rate - 2 * deviation))
     bounds = {"value_ns": round(value), "low_ns": round(low), "high_ns": round(high)}
     return {**bounds, "status": "measured", "why": "", "runs": []}

@@ -15,8 +15,8 @@ from stashtrace.schema.trace import Trace
 #: Name, file and line, the innermost frame first.
 Stack = list[tuple[str, str, int]]
 
-#: What every script begins with: the probes as in a process that imports torch. ``until`` counts seconds of CPU, its
-#: own and its children's: a busy machine gives less of it in the same time.
+#: What every script begins with: the probes as in a process that imports torch. ``until`` counts seconds of CPU, of
+#: the process and its children: a busy machine gives less of it in the same time.
 BEGIN = """
     import os, sys, threading, time
     from stashtrace.probes import native, process, recorder, stacks

@@ -38,7 +38,7 @@ def ms(milliseconds: float) -> int:
 
 @cache
 def _schema_records() -> list[dict[str, Any]]:
-    """Records of the schema, which are made anew each time they are asked for."""
+    """Records of the schema, which are made again each time they are asked for."""
     return list(_native.schema()["records"])
 
 

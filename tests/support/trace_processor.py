@@ -70,7 +70,7 @@ def require() -> None:
         pytest.skip(reason)
 
 
-# --- protobuf, as much as the protocol needs -------------------------------------------------------------------
+# --- protobuf, the part that the protocol needs -------------------------------------------------------------------
 
 
 def varint(value: int) -> bytes:

@@ -1,7 +1,7 @@
 """Runs a real Python script under the recorder, on one or more ranks, and loads what it left.
 
 `from traced import run_traced` in any test. The processes are started by environment alone, as
-`stashtrace run` does it, but without torchrun, whose own imports would cost seconds per test.
+`stashtrace run` does it, but without torchrun, whose imports would cost seconds per test.
 Importing torch takes long here: put many cases into one script, and share the run by a module fixture.
 """
 
@@ -226,7 +226,7 @@ def run_processes(
 
 
 def _collect(processes: list[subprocess.Popen[str]], timeout_s: float) -> tuple[list[str], list[str], list[int]]:
-    """Wait for all ranks, each in a session of its own; one that hangs ends the others, so that a test cannot hang."""
+    """Wait for all ranks, each in a separate session; one that hangs ends the others, so that a test cannot hang."""
     deadline = time.monotonic() + timeout_s
     stdout, stderr, codes = [], [], []
     try:
@@ -239,8 +239,8 @@ def _collect(processes: list[subprocess.Popen[str]], timeout_s: float) -> tuple[
         for process in processes:  # with what they started: a child that hangs holds the pipes open
             with contextlib.suppress(ProcessLookupError):  # it has ended, and all that it started
                 os.killpg(process.pid, signal.SIGKILL)
-        told = [_said(process) for process in processes[len(codes) :]]
-        raise AssertionError(f"no end within {timeout_s} s\n{told}") from None
+        reported = [_said(process) for process in processes[len(codes) :]]
+        raise AssertionError(f"no end within {timeout_s} s\n{reported}") from None
     finally:
         for process in processes:
             if process.poll() is None:
@@ -249,7 +249,7 @@ def _collect(processes: list[subprocess.Popen[str]], timeout_s: float) -> tuple[
 
 
 def _said(killed: subprocess.Popen[str]) -> tuple[str, str] | str:
-    """What a killed rank had written. A child of a session of its own lives on, and may hold the pipes open."""
+    """What a killed rank had written. A child of a separate session lives on, and may hold the pipes open."""
     try:
         return killed.communicate(timeout=60)
     except subprocess.TimeoutExpired:

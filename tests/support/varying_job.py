@@ -27,7 +27,7 @@ def varying_job(
 ) -> Table:
     """Rows of ``live_steps`` of a balanced job.
 
-    ``spread``: of the logarithm of the sequence lengths. ``memory``: how alike the lengths of two steps in a row are.
+    ``spread``: of the logarithm of the sequence lengths. ``memory``: how similar the lengths of two steps in a row are.
     ``slower_reads_ms``, ``slower_compute_ms``: what rank 3 has more of in each step from ``since`` on.
     """
     random = np.random.default_rng(seed)

@@ -153,7 +153,7 @@ def through_a_server(sleeps: Extra, steps: int = 20) -> Trace:
 
 
 def over_a_slow_link(ms: float, steps: int = 20) -> Trace:
-    """Rank 0 sends to rank 1, which takes so long, then all meet; they work alike."""
+    """Rank 0 sends to rank 1, which takes so long, then all meet; they work for the same time."""
     job = Job(4)
     job.build.group([0, 1], group=PAIR, name="pair")
     for _ in range(steps):

@@ -48,7 +48,7 @@ def find_chromium() -> str | None:
 
 
 class Browser:
-    """One Chromium with a profile of its own that goes with it."""
+    """One Chromium with a separate profile that goes with it."""
 
     def __init__(self, size: tuple[int, int] = (1600, 1200)) -> None:
         program = find_chromium()

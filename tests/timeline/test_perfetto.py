@@ -337,7 +337,7 @@ def test_counters_become_rates_with_units(exported) -> None:
     ]
 
 
-def test_threads_of_a_worker_have_lines_of_their_own(exported) -> None:
+def test_threads_of_a_worker_have_separate_lines(exported) -> None:
     build = TraceBuilder()
     worker = build.rank(0).worker(3).fetch(0, 0, 10)
     worker.thread("QueueFeeder").batch(BatchPhase.SERIALIZE, 0, 5, 15)
@@ -348,7 +348,7 @@ def test_threads_of_a_worker_have_lines_of_their_own(exported) -> None:
     assert lines(processor, "pin memory") == [("pin 0", 20, 30)]
 
 
-def test_losses_are_named_beside_the_rank(exported) -> None:
+def test_losses_are_named_next_to_the_rank(exported) -> None:
     build = TraceBuilder()
     build.rank(0).phase("forward", 0, 10)
     build.loss("ring_full", 17, process_id=0)

@@ -176,7 +176,7 @@ def test_arrows_lead_from_the_host_to_the_device_and_between_ranks(exported) -> 
     assert ("all_reduce 2", "default_pg · rank 000", "transfer", "default_pg · rank 001") in found
 
 
-def test_deep_mode_puts_kernels_on_their_streams_and_brackets_beside(exported) -> None:
+def test_deep_mode_puts_kernels_on_their_streams_and_brackets_next_to_them(exported) -> None:
     processor = exported(two_gpus(deep=True).trace())
     found = {name: count for name, count, _ in below(processor, "GPU 0 · rank 001")}
     assert found["compute · stream 1"] == 24
@@ -227,7 +227,7 @@ def test_untimed_collectives_show_their_call_and_wait_for_nobody(exported) -> No
         build.rank(r).collective_wait(keys[r], 60 * MS, 61 * MS)
     processor = exported(build.trace())
     assert slices(processor, "default_pg · rank 000") == [("all_gather 0", 10 * MS, MS)]
-    assert slices(processor, "torch alone · rank 000") == [("all_reduce 0", 50 * MS, MS)], "a wait tells no end"
+    assert slices(processor, "torch alone · rank 000") == [("all_reduce 0", 50 * MS, MS)], "a wait shows no end"
     assert processor.one("select count() from flow") == 0
     about = processor.one(
         "select extract_arg(source_arg_set_id, 'description') from track where name = 'GPU 0 · rank 000'"

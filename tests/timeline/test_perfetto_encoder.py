@@ -193,7 +193,7 @@ def test_tracks_keep_order_parent_and_description() -> None:
     assert processor.rows(labels) == [("3 records lost",), ("pid 4711",)]
 
 
-def test_sequences_intern_on_their_own() -> None:
+def test_sequences_intern_separately() -> None:
     """The same texts on two sequences, and tables that share texts on one."""
     first, second = perfetto.TextTable(["same", "other"]), perfetto.TextTable(["other", "same"])
 
@@ -217,7 +217,7 @@ nested = st.recursive(
 
 
 def lay_out(tree, at: int, rows: list[tuple[int, int]]) -> int:
-    """Turn (own length, children) into intervals; where the tree ends."""
+    """Turn (length without children, children) into intervals; where the tree ends."""
     length, children = tree
     here = len(rows)
     rows.append((at, at))
@@ -229,7 +229,7 @@ def lay_out(tree, at: int, rows: list[tuple[int, int]]) -> int:
 
 
 def several(case):
-    """Some cases, which one trace holds on sequences of their own: a trace takes longer than what is in it."""
+    """Some cases, which one trace holds on separate sequences: a trace takes longer than what is in it."""
     return st.lists(case, min_size=4, max_size=6)
 
 

@@ -1,4 +1,4 @@
-"""The timeline read by Perfetto's own Python package: its protobuf classes, and its trace processor."""
+"""The timeline read by Perfetto's Python package: its protobuf classes, and its trace processor."""
 
 from __future__ import annotations
 

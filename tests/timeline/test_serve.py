@@ -255,7 +255,7 @@ def test_a_timeline_of_one_rank_names_none_to_look_at(tmp_path: Path, timeline: 
     assert serve.read_opening(two).process_name.startswith("rank 00")
 
 
-def test_view_tells_about_the_permission_prompt(timeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_view_mentions_the_permission_prompt(timeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     opened: list[str] = []
 
@@ -302,7 +302,7 @@ urllib.request.urlopen(url, timeout=60).read()
 """
 
 
-def test_a_browsers_command_line_tells_nobody_where_the_trace_is(timeline: Path) -> None:
+def test_a_browsers_command_line_hides_where_the_trace_is(timeline: Path) -> None:
     """Every user of the machine may read it."""
     browser, answer = timeline.parent / "browser", timeline.parent / "answer"
     words = shlex.join([sys.executable, "-c", BROWSER])
@@ -323,7 +323,7 @@ def test_a_browsers_command_line_tells_nobody_where_the_trace_is(timeline: Path)
     assert token not in given
     assert "url=" not in given
     assert not Path(path).exists()
-    assert Path(path).parents[1] == timeline.parent, "beside the timeline, where browsers in a sandbox look too"
+    assert Path(path).parents[1] == timeline.parent, "next to the timeline, where browsers in a sandbox look too"
     assert token in done.stdout, "who has a browser that may not read it finds the address in the terminal"
 
 

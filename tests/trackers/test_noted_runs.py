@@ -185,7 +185,7 @@ def test_a_package_that_is_not_there(capsys: pytest.CaptureFixture[str], monkeyp
 
 @pytest.mark.parametrize(("down", "said"), [("", "logged to wandb run demo/r1"), ("1", "error: wandb did not take")])
 def test_at_the_end_of_a_run(doubles: Path, tmp_path: Path, down: str, said: str) -> None:
-    """The exit code is the job's own, whatever the tracker says."""
+    """The exit code is that of the job, whatever the tracker says."""
     script = "import wandb, stashtrace, sys\nwandb.init()\nfor _ in range(12): stashtrace.step()\nsys.exit(7)"
     code = "import sys; from stashtrace.cli import main; sys.exit(main(sys.argv[1:]))"
     root = str(Path(__file__).resolve().parents[2])

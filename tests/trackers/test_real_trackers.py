@@ -89,7 +89,7 @@ def test_a_run_gets_the_answers(tmp_path: Path, tracker: str) -> None:
     ratios = [float(v) for k, v in found.items() if k.endswith("_ratio") and "own_cpu" not in k]
     assert sum(ratios) == pytest.approx(1.0, abs=1e-5)
     assert found["stashtrace/headline"]
-    assert "loss" in found or tracker == "tensorboard" or tracker == "trackio", "the job's own figures stay"
+    assert "loss" in found or tracker == "tensorboard" or tracker == "trackio", "the job's figures stay"
 
 
 CALLBACKS = {

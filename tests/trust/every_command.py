@@ -71,7 +71,7 @@ def ask(words: Sequence[str]) -> tuple[int, str, str]:
     """Run one command line in this process; return its exit code and what it wrote."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
-        warnings.simplefilter("default", DataLossWarning)  # a line of its own for a user, an error in tests
+        warnings.simplefilter("default", DataLossWarning)  # a separate line for a user, an error in tests
         try:
             code = main(list(words))
         except SystemExit as left:

@@ -52,7 +52,7 @@ def stash(folder: Path) -> None:
 
 
 def with_a_ring(folder: Path) -> None:
-    """A .stash with rows of I/O, beside a .ring with more of them."""
+    """A .stash with rows of I/O, next to a .ring with more of them."""
     writer = StashWriter(folder, env={"RANK": "0", "WORLD_SIZE": "1"})
     name = writer.intern("/data/a")
     calls = [
@@ -76,7 +76,7 @@ def job(folder: Path) -> None:
 def store(folder: Path) -> None:
     """The same job, and one with devices, as stores of Parquet; nothing where pyarrow is not installed.
 
-    In processes of their own: a process that has used pyarrow has threads, and must not fork.
+    In separate processes: a process that has used pyarrow has threads, and must not fork.
     """
     if find_spec("pyarrow") is None:
         return
@@ -190,7 +190,7 @@ def nccl_inspector(folder: Path) -> None:
 
 
 def darshan(folder: Path) -> None:
-    """A head that is recognised; logs of the corpus where they lie beside the checkout and PyDarshan is installed."""
+    """A head that is recognised; logs of the corpus where they lie next to the checkout and PyDarshan is installed."""
     (folder / "head.darshan").write_bytes(b"3.41\0\0\0\0" + (6567223).to_bytes(8, "little") + bytes(64))
     corpus = next((p for p in (ROOT / "shared/corpus", ROOT.parent / "shared/corpus") if p.exists()), None)
     try:

@@ -6,7 +6,7 @@ One line of JSON per format on stdout: inputs, refused, read, the bindings that 
 is a finding if anything but a StashtraceError comes out, if it ends its process (a sanitizer does) or passes the limits
 of CPU time and memory; it is kept under FOLDER/found with what was said, and named by format, seed and number, from
 which it can be made again.
-Under AddressSanitizer, whose shadow is larger than any limit of address space, the limit of memory is its own option.
+Under AddressSanitizer, whose shadow is larger than any limit of address space, an option limits memory.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def read_everything(path: Path, out: Path) -> int:
         ["analyze", "summary", str(path)],
         ["export", "perfetto", str(path), "-o", str(out)],
     ]
-    if any(path.glob("*.stash")):  # packed again, into a place of its own; the input stays what it was
+    if any(path.glob("*.stash")):  # packed again, into a separate place; the input stays what it was
         shutil.rmtree(out.with_suffix(".merged"), ignore_errors=True)
         commands.append(["merge", str(path), "--out", str(out.with_suffix(".merged"))])
     for words in commands:
@@ -190,7 +190,7 @@ def in_child(path: Path, said: Path, out: Path, memory_bytes: int) -> int:
 
 
 def meaning(status: int, said: str) -> str:
-    """Why a status is a finding, empty if it is none; the last line of a traceback tells findings apart."""
+    """Why a status is a finding, empty if it is none; the last line of a traceback distinguishes findings."""
     code = os.waitstatus_to_exitcode(status)
     if code in (0, REFUSED):
         return ""
@@ -219,7 +219,7 @@ def undamaged(kind: str, seeds: Path) -> list[Path]:
 
 
 def fuzz(kind: str, seed: int, count: int, folder: Path, memory_bytes: int) -> dict[str, Any]:
-    """Read so many damaged files of one format; what came of them."""
+    """Read ``count`` damaged files of one format; what came of them."""
     seeds, kept = folder / "seeds", folder / "found"
     shutil.rmtree(seeds, ignore_errors=True)
     seeds.mkdir(parents=True)

@@ -1,7 +1,7 @@
 """Runs a program with and without the recorder, and compares what it said and did.
 
-``compiled`` builds a program of ``programs/``; ``Pair.run`` starts the same command twice, each time in a folder of its
-own, and returns both outcomes. The programs know nothing of tracing: their verdict is their output and exit code.
+``compiled`` builds a program of ``programs/``; ``Pair.run`` starts the same command twice, each time in a separate
+folder, and returns both outcomes. The programs know nothing of tracing: their verdict is their output and exit code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LIMIT_S = 300
 
 
 def compiled(name: str, folder: Path, *flags: str) -> Path:
-    """Build ``programs/<name>.c`` into a folder; without fortification, so that each call reaches its own symbol."""
+    """Build ``programs/<name>.c`` into a folder; without fortification, so that each call reaches its symbol."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler")
@@ -54,7 +54,7 @@ class Outcome:
 
 
 def run_group(command: Sequence[str], *, cwd: Path, env: Mapping[str, str], limit_s: float = LIMIT_S) -> Outcome:
-    """Run in a group of its own, which is killed whole if there is no end within the limit."""
+    """Run in a separate group, which is killed whole if there is no end within the limit."""
     with subprocess.Popen(
         list(command),
         cwd=cwd,
@@ -72,7 +72,7 @@ def run_group(command: Sequence[str], *, cwd: Path, env: Mapping[str, str], limi
             os.killpg(process.pid, signal.SIGKILL)
             try:
                 output, errors = process.communicate(timeout=60)
-            except subprocess.TimeoutExpired:  # a child in a session of its own holds the pipes
+            except subprocess.TimeoutExpired:  # a child in a separate session holds the pipes
                 output = errors = "not known: a process of another session holds the output open"
             return Outcome(-signal.SIGKILL, output, errors + f"\nno end within {limit_s} s", {})
         except BaseException:  # the series is interrupted: nothing of it goes on

@@ -36,7 +36,7 @@ def random_job(seed: int) -> Trace:
 
 
 def _shape(draw: random.Random, steps: int) -> Shape:
-    """A time that each step has, or that changes with the steps in one of the ways that ``over_time`` tells apart."""
+    """A time that each step has, or that changes with the steps in one of the ways that ``over_time`` distinguishes."""
     most = draw.choice([0.5, 2, 8, 30, 120, 600])
     least, at, every = draw.choice([0, 0, most / 5, most / 2]), draw.randrange(steps), draw.choice([2, 3, 5, 10, 20])
     until, long = at + draw.randrange(1, max(2, steps // 2)), draw.randrange(1, every)
@@ -68,11 +68,11 @@ def _data_parallel(draw: random.Random) -> Trace:
         for _ in range(draw.randrange(5))
     ]
     last = [steps - (draw.randrange(1, steps) if draw.random() < 0.05 else 0) for _ in range(ranks)]
-    by_turns, meets_twice = draw.random() < 0.15, draw.random() < 0.3
+    alternates, meets_twice = draw.random() < 0.15, draw.random() < 0.3
     buckets = _buckets(draw) if draw.random() < 0.4 else []
 
     def spent(kind: str, step: int, rank: int) -> float:
-        if by_turns and step % ranks != rank:
+        if alternates and step % ranks != rank:
             return 0.0
         return sum(shape(step) for act, who, shape in acts if act == kind and rank in who)
 

@@ -1,4 +1,4 @@
-"""The package with its bindings and library built for AddressSanitizer and UBSan, beside the one that is installed.
+"""The package with its bindings and library built for AddressSanitizer and UBSan, next to the one that is installed.
 
 A folder of links to the package's files, with the instrumented shared objects in the place of the shipped ones; first
 on PYTHONPATH it is imported instead.

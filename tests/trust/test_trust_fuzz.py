@@ -1,6 +1,6 @@
 """Damaged files of every format are read or refused with one clear error: no other exception, no crash, no hang.
 
-Each input is described, summed up and exported, in a process of its own with a limit of CPU time and of memory. The
+Each input is described, summed up and exported, in a separate process with a limit of CPU time and of memory. The
 undamaged files must all be read, or nothing was tried. The same inputs come every time; TRUST_FUZZ_SEED chooses others.
 A few inputs come first; the long form runs more, and more again with the library and the bindings built for
 AddressSanitizer and UBSan. Findings stay in the folder that the failure names.

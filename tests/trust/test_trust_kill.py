@@ -96,7 +96,7 @@ def kill_once(
                     time.sleep(0.0005)
                 time.sleep(wait_s)
             finally:
-                with contextlib.suppress(ProcessLookupError):  # ended by itself, which is told
+                with contextlib.suppress(ProcessLookupError):  # ended by itself, which is reported
                     os.killpg(process.pid, number)
         assert process.returncode == -number
         _wait_for_the_last_child(process.pid)
@@ -189,7 +189,7 @@ def test_a_ring_that_lost_its_end_or_a_page_is_counted(program: Path, tmp_path: 
     size = len(data)
     cuts = [data[:at] for at in (4096, 40_960, size // 2, *(rng.randrange(1, size) for _ in range(40)))]
     holes = [data[:at] + bytes(4096) + data[at + 4096 :] for at in range(0, size, 4096)]
-    told = Counter[str]()
+    reported = Counter[str]()
     for damaged in (*cuts, *holes):
         ring.write_bytes(damaged)
         file = StashFile(whole.path)
@@ -200,8 +200,8 @@ def test_a_ring_that_lost_its_end_or_a_page_is_counted(program: Path, tmp_path: 
         counted = lost.pop("lost_ring_rows", 0)
         unknown = lost.keys() & {"damaged_lanes", "unreadable_ring", "damaged_ring_header"}
         assert read + counted == made or (unknown and read + counted < made), (read, lost, made)
-        told.update(unknown or (["counted"] if counted else []))
-    assert told.keys() == {"counted", "damaged_lanes", "damaged_ring_header"}, told
+        reported.update(unknown or (["counted"] if counted else []))
+    assert reported.keys() == {"counted", "damaged_lanes", "damaged_ring_header"}, reported
 
 
 def test_an_account_that_does_not_add_up_is_refused() -> None:

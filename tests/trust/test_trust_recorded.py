@@ -2,7 +2,7 @@
 
 The jobs have the settings of DistributedDataParallel and FSDP that change what is sent and when; a seed adds sleeps,
 loaders, windows and options of the profiler. TRUST_JOBS_SEED chooses other ones. The last tests read the jobs and files
-that once had a wrong answer, from the folder beside the checkout.
+that once had a wrong answer, from the folder next to the checkout.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ def test_a_recorded_job(tmp_path: Path, setting: str) -> None:
 
 
 def cases(pattern: str, left_out: Sequence[str] = ()) -> list[str]:
-    """Paths of the cases in the folder beside the checkout; one that is empty where they are missing."""
+    """Paths of the cases in the folder next to the checkout; one that is empty where they are missing."""
     found = sorted(path for path in CASES.glob(pattern) if path.name not in left_out)
     return [str(path.relative_to(CASES)) for path in found] or [""]
 
 
 def needs(name: str) -> None:
     if name in ("", "."):
-        pytest.skip(f"no {CASES} beside the checkout")
+        pytest.skip(f"no {CASES} next to the checkout")
 
 
 @pytest.mark.parametrize("name", cases("jobs/*.py", ("clk.py", "gen.py")) + cases("traces/*/[lr][01]*_*.py"))

@@ -1,4 +1,4 @@
-"""Attacks that outsiders wrote as shell scripts, read where they lie beside the checkout: what each must print."""
+"""Attacks that outsiders wrote as shell scripts, read where they lie next to the checkout: what each must print."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from trust.pairs import Pair, compiled, plain_environment
 ROOT = Path(__file__).resolve().parents[2]
 _MOST_BYTES = 1024
 _AT_MINSIGSTKSZ = 51
-#: What libc makes of other functions that are hooked, and so have no pointer of their own.
+#: What libc makes of other functions that are hooked, and so have no separate pointer.
 _MADE_OF_OTHERS = {"execv", "execvp", "execl", "execlp", "execle", "_Exit"}
 
 

@@ -1,4 +1,4 @@
-"""Other projects' own tests come out the same with the recorder as without: CPython, numpy, pyarrow.
+"""Other projects' tests come out the same with the recorder as without: CPython, numpy, pyarrow.
 
 Compared are the outcomes by name. A test that fails untraced, too, or fails when it is repeated untraced, does not
 count; one that fails traced alone is repeated once, traced, before it is believed.
@@ -107,7 +107,7 @@ def test_cpython(tmp_path: Path, name: str) -> None:
 
 
 def outcomes(package: str, folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
-    """Outcome by name of a package's tests, by its own pytest run."""
+    """Outcome by name of a package's tests, by its pytest run."""
     folder.mkdir(parents=True, exist_ok=True)
     report = folder / "report.xml"
     options = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}", "-m", "not slow"]

@@ -127,7 +127,7 @@ def test_what_a_killed_writer_left_goes_with_the_next(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("example", ["run.json", "characterization.json"])
 @pytest.mark.parametrize("rights", [0o600, 0o640])
-def test_a_new_file_beside_a_run_follows_its_rights(tmp_path: Path, example: str, rights: int) -> None:
+def test_a_new_file_next_to_a_run_follows_its_rights(tmp_path: Path, example: str, rights: int) -> None:
     (tmp_path / example).touch(mode=rights)
     (tmp_path / "elsewhere").mkdir()
     before = os.umask(0o022)
@@ -168,7 +168,7 @@ def test_what_is_no_file_stays(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
 
 
-def test_what_will_be_refused_is_told_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_will_be_refused_is_reported_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is measured for an hour is not lost to a folder that cannot be written to."""
     os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "old.png").touch()

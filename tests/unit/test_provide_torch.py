@@ -58,7 +58,7 @@ def environment(folder: Path) -> Path:
 
 
 def torch_files(version: str = "2.11.0+cpu", gloo: bool = True) -> dict[str, str]:
-    """A torch that requires `helper`, and beside them a package that has nothing to do with it."""
+    """A torch that requires `helper`, and next to them a package that has nothing to do with it."""
     return {
         "torch/__init__.py": TORCH.format(version=version),
         "torch/distributed/__init__.py": DISTRIBUTED.format(gloo=gloo),
@@ -130,12 +130,12 @@ def caller(tmp_path: Path) -> Caller:
     return Caller(tmp_path / "caller", site, tmp_path / "venv")
 
 
-BESIDE = ["install", "-q", "numpy", "pillow"]
+OTHERS = ["install", "-q", "numpy", "pillow"]
 
 
 def test_size_is_said_before_the_download(caller: Caller) -> None:
     said = caller.provide()
-    assert caller.pip_calls() == [BESIDE, ["install", "torch==2.13.0"]]
+    assert caller.pip_calls() == [OTHERS, ["install", "torch==2.13.0"]]
     before, pip, _ = said.partition("PIP install torch==2.13.0")
     assert pip
     assert "torch==2.13.0 will be installed. From PyPI that is " in before
@@ -147,7 +147,7 @@ def test_size_is_said_before_the_download(caller: Caller) -> None:
 def test_torch_of_the_caller_is_taken(caller: Caller) -> None:
     write(caller.site, torch_files())
     said = caller.provide()
-    assert caller.pip_calls() == [BESIDE]
+    assert caller.pip_calls() == [OTHERS]
     assert f"torch 2.11.0+cpu of {caller.folder / 'bin/python'} is taken: no download" in said
     found = caller.asks("import torch, helper, os; print(torch.__version__, os.path.realpath(torch.__file__))")
     assert found == f"2.11.0+cpu {caller.site / 'torch/__init__.py'}"
@@ -161,7 +161,7 @@ def test_torch_that_was_taken_stays_where_the_environment_is_active(caller: Call
     caller.stamp().unlink()
     said = caller.provide(f"PYTHON={caller.venv / 'bin/python'}")
     assert f"The torch of {caller.venv} stays" in said
-    assert caller.pip_calls() == [BESIDE]
+    assert caller.pip_calls() == [OTHERS]
     assert caller.asks("import torch; print(torch.__version__)") == "2.11.0+cpu"
 
 
@@ -203,11 +203,11 @@ def test_torch_that_does_not_work_is_not_taken(caller: Caller, files: dict[str, 
     write(caller.site, files)
     said = caller.provide()
     if not reason:
-        assert caller.pip_calls() == [BESIDE]
+        assert caller.pip_calls() == [OTHERS]
         return
     assert "is not taken: " in said
     assert reason in said
-    assert caller.pip_calls() == [BESIDE, ["install", "torch==2.13.0"]]
+    assert caller.pip_calls() == [OTHERS, ["install", "torch==2.13.0"]]
     assert caller.asks("import torch; print(torch.__version__)") == "2.13.0"
     assert not (caller.venv / "torch-of-caller").exists()
     assert not (caller.venv / "bin/torchrun").exists()
@@ -217,7 +217,7 @@ def test_torch_that_is_asked_for_is_installed(caller: Caller) -> None:
     write(caller.site, torch_files())
     caller.provide()
     caller.provide("TORCH=torch==2.9.1")
-    assert caller.pip_calls()[1:] == [BESIDE, ["install", "torch==2.9.1"]]
+    assert caller.pip_calls()[1:] == [OTHERS, ["install", "torch==2.9.1"]]
     assert caller.asks("import torch; print(torch.__version__)") == "2.9.1"
     assert not caller.stamp().exists()
     assert (caller.site / "torch/distributed/run.py").read_text() == RUN  # links were removed, not what they lead to
@@ -227,7 +227,7 @@ def test_another_index_is_asked(caller: Caller) -> None:
     write(caller.site, torch_files())
     url = "https://example.org/100%25/whl/cpu"
     said = caller.provide(f"TORCH_INDEX={url}")
-    assert caller.pip_calls() == [BESIDE, ["install", "--index-url", url, "torch==2.13.0"]]
+    assert caller.pip_calls() == [OTHERS, ["install", "--index-url", url, "torch==2.13.0"]]
     assert f"torch==2.13.0 comes from {url}; pip names each file and its size" in said
 
 

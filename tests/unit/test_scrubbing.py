@@ -26,7 +26,7 @@ def test_secrets_go_and_the_rest_stays(given: list[str], expected: list[str]) ->
     assert scrub_arguments(expected) == expected, "a second time changes nothing"
 
 
-def test_what_is_taken_out_is_told() -> None:
+def test_what_is_taken_out_is_reported() -> None:
     """`scrub` removes it wherever else it stands."""
     for words, _ in CASES:
         taken: set[str] = set()

@@ -1,4 +1,4 @@
-"""A trace of torch.profiler without a device: what a collective of gloo in flight says of the thread beside it."""
+"""A trace of torch.profiler without a device: what a collective of gloo in flight says of the thread next to it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_no_operator_runs_anywhere(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["json", "json.gz"])
 @pytest.mark.parametrize("thread", [PID, AUTOGRAD])
-def test_operators_beside_it_are_compute(tmp_path: Path, thread: int, suffix: str) -> None:
+def test_operators_next_to_it_are_compute(tmp_path: Path, thread: int, suffix: str) -> None:
     """400 us of operators under the all-reduce, of the thread of the loop or of the one that it waits for."""
     operators = [("aten::mm", 300, 250, thread), ("aten::add", 310, 40, thread), ("aten::relu", 560, 140, thread)]
     launch = [("c10d::allreduce_", 100, 500, PID), ("_c10d_functional::wait_tensor", 705, 200, PID)]

@@ -76,7 +76,7 @@ def drifting(seed: int, mean_ms: float = 40.0) -> Any:
     return np.array(values)
 
 
-def test_steps_that_are_alike_are_not_so_many_witnesses() -> None:
+def test_similar_steps_are_not_independent_witnesses() -> None:
     """Equal jobs; as independent steps, many of them would be different."""
     rows = [step_row(side(drifting(seed)), side(drifting(seed + 100))) for seed in range(40)]
     assert sum(row["verdict"] != "no difference" for row in rows) <= 4
@@ -102,7 +102,7 @@ def test_what_could_have_been_seen_gets_a_verdict_in_four_of_five() -> None:
     assert 0.7 <= np.mean(seen) <= 0.92
 
 
-def test_several_runs_tell_how_runs_differ() -> None:
+def test_several_runs_show_how_runs_differ() -> None:
     random = np.random.default_rng(3)
     runs = [(40 + shift) * MS + 0.05 * MS * random.standard_normal(60) for shift in (-3, 0, 3)]
     one = step_row(side(runs[0]), side(runs[2]))
@@ -116,7 +116,7 @@ def test_several_runs_tell_how_runs_differ() -> None:
     assert several["low_ns"] < 0 < several["high_ns"]
 
 
-def test_a_single_step_tells_no_spread() -> None:
+def test_a_single_step_shows_no_spread() -> None:
     row = step_row(side([40 * MS]), side([60 * MS]))
     assert (row["low_ns"], row["high_ns"], row["detectable_ns"]) == (0, 0, -1)
     assert row["verdict"] == "slower"

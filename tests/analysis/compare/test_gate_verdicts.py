@@ -105,18 +105,18 @@ def test_a_column_of_the_summary_is_the_sum_of_its_kinds() -> None:
     assert judged.rank_growth_ns == sum(
         judge(*sides, [Condition.of(f"{kind}+5%")]).judged[0].rank_growth_ns for kind in ("network", "interconnect")
     )
-    told = " ".join(gate_lines(judge(*sides, [Condition.of("link+5%"), Condition.of("data+5%")])))
-    assert "link (network + in-host) per step went from" in told
-    assert "data (storage + prep + hand-off) took no time in either job" in told
+    reported = " ".join(gate_lines(judge(*sides, [Condition.of("link+5%"), Condition.of("data+5%")])))
+    assert "link (network + in-host) per step went from" in reported
+    assert "data (storage + prep + hand-off) took no time in either job" in reported
 
 
-def test_a_recording_beside_itself_decides_nothing() -> None:
+def test_a_recording_against_itself_decides_nothing() -> None:
     one = replace(run(1), recording="7ec5b47e96cd4dee")
     assert judge(side(one), side(one), [Condition.of("step+50%")]).verdict == "inconclusive"
     assert judge(side(one), side(replace(one, name="a copy").condensed(10)), [Condition.of("step+50%")]).is_same
-    told = " ".join(gate_lines(judge(side(one), side(one), [Condition.of("step+50%")])))
-    assert "both sides are the same recording" in told
-    assert "would decide" not in told
+    reported = " ".join(gate_lines(judge(side(one), side(one), [Condition.of("step+50%")])))
+    assert "both sides are the same recording" in reported
+    assert "would decide" not in reported
     # Another recording is not, even if it has the id: a job that was started again keeps it.
     assert not judge(side(one), side(replace(run(2), recording=one.recording)), [Condition.of("step+50%")]).is_same
     assert not judge(side(run(1)), side(run(1)), [Condition.of("step+50%")]).is_same
@@ -124,7 +124,7 @@ def test_a_recording_beside_itself_decides_nothing() -> None:
 
 @pytest.mark.parametrize("between", [0.0, 0.005, 0.01])
 def test_equal_runs_are_not_worse_beyond_doubt(between: float) -> None:
-    """Runs that differ by as much as those behind the allowance; with a limit of 0 % nothing else protects."""
+    """Runs that differ by the amount of those behind the allowance; with a limit of 0 % nothing else protects."""
     worse = [
         verdict(side(run(seed, between=between)), side(run(seed + 1000, between=between)), "step+0%").verdict == "worse"
         for seed in range(200)
@@ -217,15 +217,15 @@ def test_turns_cancel_what_slows_both() -> None:
     slow = (0, 5, 12, 20)
     before = side(*(run(n, step_ms=40 + shift, spread=0.002) for n, shift in enumerate(slow)))
     after = side(*(run(n + 50, step_ms=44 + shift, spread=0.002) for n, shift in enumerate(slow)))
-    apart, by_turns = verdict(before, after), verdict(before, after, by_turns=True)
+    apart, alternate = verdict(before, after), verdict(before, after, by_turns=True)
     assert apart.verdict == "inconclusive"
-    assert by_turns.verdict == "worse"
-    assert by_turns.judged[0].change.source == "rounds"
-    assert by_turns.judged[0].change.steps_ns < apart.judged[0].change.steps_ns / 10
+    assert alternate.verdict == "worse"
+    assert alternate.judged[0].change.source == "rounds"
+    assert alternate.judged[0].change.steps_ns < apart.judged[0].change.steps_ns / 10
 
 
 def test_the_steps_that_would_decide_do() -> None:
-    """Equal jobs of so many steps pass in most cases, and those that grew by twice the limit fail in most."""
+    """Equal jobs of this number of steps pass in most cases, and those that grew by twice the limit fail in most."""
     for seed in range(20):
         gate = verdict(side(run(seed, spread=0.2)), side(run(seed + 500, spread=0.2)))
         if gate.verdict == "inconclusive":
@@ -316,7 +316,7 @@ def test_a_single_step_is_inconclusive() -> None:
 
 
 @pytest.mark.parametrize("step_ms", [30.0, 40.0, 60.0])
-def test_few_steps_are_inconclusive_however_alike_they_are(step_ms: float) -> None:
+def test_few_steps_are_inconclusive_however_similar_they_are(step_ms: float) -> None:
     before, few = side(run(1, steps=75)), run(2, steps=LEAST_STEPS - 1, spread=0.0, step_ms=step_ms)
     gate = verdict(before, side(few))
     assert (gate.verdict, gate.judged[0].few_steps) == ("inconclusive", LEAST_STEPS - 1)
@@ -326,7 +326,7 @@ def test_few_steps_are_inconclusive_however_alike_they_are(step_ms: float) -> No
     assert verdict(before, side(few), "checkpoint+0%").verdict == "not worse"
 
 
-def test_three_runs_of_few_steps_tell_their_spread() -> None:
+def test_three_runs_of_few_steps_show_their_spread() -> None:
     sides = [side(*(run(10 * at + n, steps=4, spread=0.01) for n in range(3))) for at in (0, 1)]
     assert verdict(*sides).verdict == "not worse"
 
@@ -360,7 +360,7 @@ def added_ns(gate: Gate) -> float:
 
 
 def test_workers_that_waited_for_cpus_explain_growth_too() -> None:
-    """The step thread hardly waited, the workers did; nothing tells whose work held the CPUs."""
+    """The step thread hardly waited, the workers did; nothing shows whose work held the CPUs."""
     before, after = run(1, cpu_wait_ms=0.5), run(2, step_ms=46, cpu_wait_ms=0.5)
     busy = replace(after, worker_wait_ns=5.0 * MS)
     gate = verdict(side(replace(before, worker_wait_ns=1.0 * MS)), side(busy))
@@ -370,7 +370,7 @@ def test_workers_that_waited_for_cpus_explain_growth_too() -> None:
 
 
 class TestOtherWork:
-    """Recordings that tell how many CPUs other programs used, and how long threads of the job waited for one."""
+    """Recordings that say how many CPUs other programs used, and how long threads of the job waited for one."""
 
     QUIET = CpuUse(2.0 * MS, 0.1, 0.0)
 
@@ -413,7 +413,7 @@ class TestOtherWork:
         busy = replace(run(2, step_ms=160), cpus=CpuUse(150.0 * MS, 1.4, 0.0))
         assert verdict(side(replace(run(1), cpus=self.QUIET)), side(busy), by_turns=True).verdict == "worse"
 
-    def test_a_side_that_does_not_tell_is_judged_by_waits_alone(self) -> None:
+    def test_a_side_without_compute_times_is_judged_by_waits_alone(self) -> None:
         busy = replace(run(2, step_ms=160), cpus=CpuUse(150.0 * MS, 1.4, 0.0))
         assert verdict(side(run(1)), side(busy)).verdict == "worse"
 

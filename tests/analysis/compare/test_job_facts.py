@@ -1,4 +1,4 @@
-"""What a recording tells of its job: ranks, hardware, versions, batch, data and command."""
+"""What a recording says of its job: ranks, hardware, versions, batch, data and command."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ranks_of(trace: Trace) -> list[int]:
     return processes["process_id"][processes["role_code"] == ProcessRole.RANK].tolist()
 
 
-def told(trace: Trace, of_run: dict[str, str], *of_ranks: dict[str, str]) -> Trace:
+def with_facts(trace: Trace, of_run: dict[str, str], *of_ranks: dict[str, str]) -> Trace:
     """The same run, having said these facts of itself and of its ranks."""
     rows = []
     for process, facts in [(-1, of_run), *zip(ranks_of(trace), of_ranks, strict=True)]:
@@ -42,7 +42,7 @@ def told(trace: Trace, of_run: dict[str, str], *of_ranks: dict[str, str]) -> Tra
 
 
 def with_device(trace: Trace, *names: str) -> Trace:
-    """The same run, each rank with a device of its own."""
+    """The same run, each rank with a separate device."""
     rows = [
         (process, rank, 0, 0, *(trace.strings.code(text) for text in (f"GPU-{rank}", "", name, "")), 80, 132, 90, 13020)
         for rank, (process, name) in enumerate(zip(ranks_of(trace), names, strict=True))
@@ -50,7 +50,7 @@ def with_device(trace: Trace, *names: str) -> Trace:
     return trace.replace(devices=Table.from_rows(TABLES["devices"], rows))
 
 
-def test_what_is_told(trace: Trace) -> None:
+def test_what_is_recorded(trace: Trace) -> None:
     common = {"torch_version": "2.13.0", "backend": "nccl", "torch_threads": "4", "argv": "python train.py --lr 0.1"}
     loaders = {}
     for rank in (0, 1):
@@ -58,7 +58,7 @@ def test_what_is_told(trace: Trace) -> None:
         (loader,) = np.unique(trace.batches["loader_id"][waits]).tolist()
         loaders[rank] = {f"{FACT}{loader:016x}": "32 500 1000"}
     of_run = {"cpu": "EPYC", "cores_count": "64", "stashtrace_version": "0.1.0", "gpu_driver": "present"}
-    full = with_device(told(trace, of_run, common | loaders[0], common | loaders[1]), "H200", "H200")
+    full = with_device(with_facts(trace, of_run, common | loaders[0], common | loaders[1]), "H200", "H200")
     facts = job_facts(full, counted_steps(steps(full)), ["host"])
     assert facts == {
         "ranks": 2,
@@ -87,7 +87,7 @@ def test_what_is_told(trace: Trace) -> None:
 
 
 def test_what_ranks_say_differently(trace: Trace) -> None:
-    mixed = told(trace, {}, {"torch_version": "2.13.0"}, {"torch_version": "2.12.0"})
+    mixed = with_facts(trace, {}, {"torch_version": "2.13.0"}, {"torch_version": "2.12.0"})
     facts = job_facts(with_device(mixed, "H200", "A100"))
     assert (facts["torch"], facts["device"]) == ("2.12.0 and 2.13.0", "A100 and H200")
 
@@ -101,15 +101,15 @@ def test_workers_of_each_epoch_are_those_of_one_loader(trace: Trace) -> None:
 
 
 def test_what_nobody_says(trace: Trace) -> None:
-    facts = job_facts(told(trace, {}, {}, {}))
+    facts = job_facts(with_facts(trace, {}, {}, {}))
     assert (facts["ranks"], facts["hosts"], facts["workers"]) == (2, 1, 3)
     unknown = {name for name, value in facts.items() if value is None}
     assert unknown == facts.keys() - {"ranks", "hosts", "workers"}
-    assert job_facts(told(trace, {"gpu_driver": "none"}, {}, {}))["device"] == "none"
+    assert job_facts(with_facts(trace, {"gpu_driver": "none"}, {}, {}))["device"] == "none"
 
 
-def test_nonsense_is_not_told(trace: Trace) -> None:
-    assert job_facts(told(trace, {"cores_count": "many"}, {}, {}))["cores"] is None
+def test_nonsense_is_not_recorded(trace: Trace) -> None:
+    assert job_facts(with_facts(trace, {"cores_count": "many"}, {}, {}))["cores"] is None
 
 
 def test_steps_are_means_over_ranks_and_add_up(tmp_path: Path) -> None:

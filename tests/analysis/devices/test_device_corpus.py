@@ -1,6 +1,6 @@
 """The analyses of work on devices against what independent tools found in real traces.
 
-Where a tool's definition differs, the option or the arithmetic that makes the two alike stands in the test.
+Where a tool's definition differs, the option or the arithmetic that makes the two equal stands in the test.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def test_breakdown_is_that_of_plain_arithmetic(name: str) -> None:
 def test_without_orphans_too(name: str) -> None:
     rows = {row["rank"]: row for row in analyze(loaded(name), "breakdown", orphans="drop").rows()}
     for rank, values in own_ranks(name).items():
-        # Without a figure of its own there was no orphan.
+        # Without a separate figure there was no orphan.
         agree(rows[rank], values.get("launched_only", values))
         assert rows[rank]["orphans_count"] == 0
 

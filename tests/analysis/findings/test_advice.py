@@ -17,7 +17,7 @@ from stashtrace.summary.words import evidence_texts, findings_of
 from stashtrace.summary.words.cause_templates import cause_text
 
 
-def told(batch_ms: Callable[[int], int], *, workers: int = 1, epochs: int = 1) -> list[str]:
+def sentences(batch_ms: Callable[[int], int], *, workers: int = 1, epochs: int = 1) -> list[str]:
     """Sentences below the verdict about a rank that waits for each of its batches and computes for 2 ms."""
     trace, clock = TraceBuilder(), 0
     rank = trace.rank(0)
@@ -37,13 +37,13 @@ def told(batch_ms: Callable[[int], int], *, workers: int = 1, epochs: int = 1) -
 
 
 def test_workers_of_epochs_count_once() -> None:
-    assert told(lambda batch: 20, epochs=4)[0].startswith("its worker takes 20.0 ms to make a batch: ")
-    assert told(lambda batch: 20, workers=2, epochs=3)[0].startswith("each of its 2 workers takes 20.0 ms to make")
+    assert sentences(lambda batch: 20, epochs=4)[0].startswith("its worker takes 20.0 ms to make a batch: ")
+    assert sentences(lambda batch: 20, workers=2, epochs=3)[0].startswith("each of its 2 workers takes 20.0 ms to make")
 
 
 def test_workers_that_differ_are_not_one_figure() -> None:
     """Worker 0 takes 100 ms for each of its batches, worker 1 takes 1 ms."""
-    said = told(lambda batch: 1 if batch % 2 else 100, workers=2)[0]
+    said = sentences(lambda batch: 1 if batch % 2 else 100, workers=2)[0]
     assert said.startswith(
         "its 2 workers take 1.00 ms to 100 ms to make a batch, worker 0 longest; the mean batch takes"
     )
@@ -52,7 +52,7 @@ def test_workers_that_differ_are_not_one_figure() -> None:
 
 def test_no_sentence_says_how_many_workers_would_help() -> None:
     """That is the answer of a replay, and of no other formula."""
-    assert not any("would" in said for said in told(lambda batch: 20))
+    assert not any("would" in said for said in sentences(lambda batch: 20))
 
 
 @pytest.mark.parametrize(("ids", "count"), [([], 0), ([-1, -1], 0), ([0, 0, 0], 1), ([0, 1, 0, 1], 2)])

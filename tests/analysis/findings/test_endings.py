@@ -64,11 +64,11 @@ def first(trace: Trace) -> str:
 
 def test_the_exception_of_the_first_rank_is_the_first_sentence_everywhere() -> None:
     trace = failed()
-    told = f"the job ended with exit code 1: rank 1 raised {BAD} after 3 steps"
-    assert first(trace) == told
-    assert " ".join(summary(trace).split()).startswith(told)
+    reported = f"the job ended with exit code 1: rank 1 raised {BAD} after 3 steps"
+    assert first(trace) == reported
+    assert " ".join(summary(trace).split()).startswith(reported)
     facts = report_facts(trace)
-    assert facts["ending"][0]["text"] == told
+    assert facts["ending"][0]["text"] == reported
     assert facts["ending"][0]["evidence_text"] == [
         f"then ranks 0,2 raised {BROKEN}",
         "ranks 0,2 waited 29.9 s for it in all-reduce 3 of default_pg",

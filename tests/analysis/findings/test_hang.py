@@ -40,8 +40,8 @@ def seen(build: TraceBuilder, peek: Peek) -> Trace:
 def a_peek(call: str = "", target: str = "", **more: Any) -> Peek:
     frames = ("wait at /usr/lib/python3.11/threading.py:327", "fetch at /job/train.py:41")
     thread = ThreadPeek(1002, "MainThread", "S", 10 * MS, call, target, frames=frames)
-    told = {"thread": thread, "thread_ran_ns": 0, "others_ran_ns": 0, "moved_bytes": 0} | more
-    return Peek(4711, 100 * S, S, told.pop("state", "S"), **told)
+    reported = {"thread": thread, "thread_ran_ns": 0, "others_ran_ns": 0, "moved_bytes": 0} | more
+    return Peek(4711, 100 * S, S, reported.pop("state", "S"), **reported)
 
 
 def test_a_row_says_who_where_and_since_when() -> None:
@@ -80,8 +80,8 @@ def test_a_circle_has_a_row_for_each() -> None:
     build.collective(pending(0))
     build.collective(pending(1), group=TP, sequence=0)
     trace = ended(build)
-    told = [(row["rank"], row["reason"], row["group"], row["sequence"]) for row in rows(trace)]
-    assert told == [(0, "circle", "default_pg", 3), (1, "circle", "tp", 0)]
+    reported = [(row["rank"], row["reason"], row["group"], row["sequence"]) for row in rows(trace)]
+    assert reported == [(0, "circle", "default_pg", 3), (1, "circle", "tp", 0)]
     assert ranks_to_look_at(trace) == [0, 1]
 
 
@@ -161,7 +161,7 @@ def test_who_holds_the_gil() -> None:
     assert rows(trace)[0]["gil_thread"] == "logger"
 
 
-def test_workers_that_do_not_simply_wait_for_work_are_told() -> None:
+def test_workers_that_do_not_simply_wait_for_work_are_reported() -> None:
     build = one_missing()
     main = build.rank(2).process_id
     own = [build.rank(2).worker(number).process_id for number in range(4)]
@@ -183,7 +183,7 @@ def test_workers_that_do_not_simply_wait_for_work_are_told() -> None:
 
 
 @pytest.mark.parametrize("works_s", [90, 110])
-def test_a_look_at_a_process_that_has_gone_on_since_tells_nothing_of_its_end(works_s: int) -> None:
+def test_a_look_at_a_process_that_has_gone_on_since_says_nothing_of_its_end(works_s: int) -> None:
     """The look was taken 100 s after the origin of the trace."""
     build = one_missing()
     build.rank(2).phase("forward", works_s * S, works_s * S + MS)

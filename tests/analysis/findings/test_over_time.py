@@ -106,7 +106,7 @@ def test_what_was_planted_is_found_in_few_steps(kind: str, count: int, noise_ms:
             assert (wave.every, wave.first, wave.count) == (4, 3, count // 4), seed
 
 
-def test_eleven_steps_and_stretches_of_five_tell_nothing() -> None:
+def test_eleven_steps_and_stretches_of_five_show_nothing() -> None:
     assert len(stretches(np.array([47.0] * 5 + [87.0] * 6))) == 1
     assert len(stretches(np.array([47.0] * 5 + [87.0] * 14))) == 1
 
@@ -306,7 +306,7 @@ def test_growth_from_the_middle_on_is_one_change() -> None:
         assert place == pytest.approx(150, abs=15)
 
 
-def test_where_lengths_do_not_tell_it_is_said() -> None:
+def test_where_lengths_do_not_decide_it_is_said() -> None:
     """Of 40 slow steps the first ten grow into it."""
     lengths = 30 + np.clip((np.arange(80) - 35) / 14, 0, 1) * 12
     kinds = {kind_of(lengths + lasting(seed, 80, 3.0)) for seed in range(40)}
@@ -371,7 +371,7 @@ def test_noise_is_no_alternation(name: str) -> None:
 @pytest.mark.parametrize("count", [16, 24, 60, 125, 300])
 @pytest.mark.parametrize(("every", "first"), [(2, 0), (2, 1), (4, 0), (4, 3)])
 @pytest.mark.parametrize("noise", [0.0, 8.0])
-def test_half_of_the_steps_are_long_by_turns(count: int, every: int, first: int, noise: float) -> None:
+def test_every_second_step_is_long(count: int, every: int, first: int, noise: float) -> None:
     for seed in range(5):
         long = (np.arange(count) - first) % every < every // 2
         lengths = 35 + 165.0 * long + noise * np.random.default_rng(seed).standard_normal(count)
@@ -399,7 +399,7 @@ def test_a_period_of_more_time_is_said_before_an_alternation() -> None:
 
 
 @pytest.mark.parametrize("every", [4, 6, 8])
-def test_steps_that_grow_over_and_over_again_are_not_long_by_turns(every: int) -> None:
+def test_steps_that_grow_over_and_over_again_are_not_alternately_long(every: int) -> None:
     lengths = np.tile(30 + 10.0 * np.arange(every), 12) + np.random.default_rng(1).normal(0, 1, 12 * every)
     assert period(lengths, stretches(lengths)) is None
 

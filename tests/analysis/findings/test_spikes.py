@@ -44,7 +44,7 @@ def test_a_slow_read_names_the_rank_the_file_and_the_worker() -> None:
     assert (claim["file"], claim["cause_rank"], claim["items_count"]) == ("/data/shard-17.tar", 1, 3)
 
 
-def test_one_slow_step_is_a_sentence_of_its_own() -> None:
+def test_one_slow_step_is_a_separate_sentence() -> None:
     trace = job(200, sleep=lambda rank, step: 300 * MS if (rank, step) == (0, 77) else 0).trace()
     (row,) = spikes(trace).rows()
     assert (row["step"], row["rank"], row["kind"]) == (77, 0, "python")
@@ -71,7 +71,7 @@ def test_a_slow_transfer_is_of_all_ranks() -> None:
     assert np.abs(table["extra_ns"] - 60 * MS).max() < MS
 
 
-def test_steps_that_come_back_are_known_as_such_and_told_once() -> None:
+def test_steps_that_come_back_are_known_as_such_and_reported_once() -> None:
     trace = job(240, save=lambda rank, step: 200 * MS if rank == 0 and step % 20 == 19 else 0).trace()
     assert len(spikes(trace)) == 0, "steps with a checkpoint are compared with each other"
     trace = job(400, sleep=lambda rank, step: 200 * MS if rank == 0 and step % 50 == 49 else 0).trace()
@@ -92,7 +92,7 @@ def test_a_longer_checkpoint_is_slow_among_checkpoints() -> None:
     assert abs(row["extra_ns"] - 450 * MS) < MS
 
 
-def test_computing_that_grows_on_its_own_may_be_the_data() -> None:
+def test_computing_that_grows_alone_may_be_the_data() -> None:
     """Without sizes of batches, it is slow only far beyond what was seen."""
     varied = np.random.default_rng(3).lognormal(0, 0.5, (2, 400))
 
@@ -132,7 +132,7 @@ def test_work_behind_the_last_meeting_is_followed_from_the_step_that_waited_for_
     assert all(abs(row["extra_ns"] - 90 * MS) < 2 * MS for row in rows.values())
 
 
-def test_what_was_beside_a_slow_step_is_named() -> None:
+def test_what_ran_during_a_slow_step_is_named() -> None:
     """Garbage collection inside, and a checkpoint in the background of one of two slow steps."""
     build = job(200, sleep=lambda rank, step: 100 * MS if rank == 1 and step in (70, 131) else 0)
     process = build.rank(1)
@@ -164,7 +164,7 @@ def test_the_verdict_on_a_step_is_made_of_earlier_ones_alone() -> None:
     assert set(STEP_TIMES.names) <= set(LIVE_STEPS.names)
 
 
-def test_sizes_of_batches_tell_long_computing_from_long_data() -> None:
+def test_batch_sizes_distinguish_long_computing_from_long_data() -> None:
     """As long a computing as that of a long batch is slow on a short one."""
     sizes = np.random.default_rng(5).choice([100, 400], 300)
     slow = 250 + int(np.flatnonzero(sizes[250:] == 100)[0])
@@ -186,7 +186,7 @@ def test_a_step_that_fewer_ranks_make() -> None:
 
 
 def test_slow_steps_in_the_middle_of_a_short_run() -> None:
-    """With fewer than two dozen steps on either side, all others tell what is usual."""
+    """With fewer than two dozen steps on either side, all others show what is usual."""
     trace = job(36, sleep=lambda rank, step: 270 * MS if rank == 0 and step in (9, 18, 29) else 0).trace()
     assert spikes(trace)["step"].tolist() == [9, 18, 29]
 
@@ -214,10 +214,10 @@ def test_a_rank_that_computes_longer_than_it_ever_does(planted: tuple[int, int],
     assert np.abs(table["extra_ns"] - 41 * MS).max() < MS
 
 
-def test_a_new_level_is_told_a_few_times_and_then_usual() -> None:
+def test_a_new_level_is_reported_a_few_times_and_then_usual() -> None:
     trace = job(300, sleep=lambda rank, step: 100 * MS if rank == 0 and step >= 150 else 0).trace()
-    told = [slow.step for slow in SlowSteps().add(step_times(find_steps(trace), stalls(trace, warmup=True)))]
-    assert told == [150, 151, 152, 153]
+    reported = [slow.step for slow in SlowSteps().add(step_times(find_steps(trace), stalls(trace, warmup=True)))]
+    assert reported == [150, 151, 152, 153]
 
 
 CPUS = 8

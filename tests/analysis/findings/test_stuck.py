@@ -109,7 +109,7 @@ def test_a_rank_that_fails_inside_at_once_is_a_crash_and_one_that_fails_late_a_h
 
 
 def test_collectives_of_different_element_types_are_named() -> None:
-    """Before their sizes, which differ because the types do; ended ones and unknown types tell nothing."""
+    """Before their sizes, which differ because the types do; ended ones and unknown types say nothing."""
     build = started(3)
     for rank in range(3):
         build.collective({rank: (35 * MS, 36 * MS)}, sequence=3, element=ElementType.INT64 if rank else 1)
@@ -131,7 +131,7 @@ def test_an_unknown_element_type_is_no_mismatch() -> None:
     assert found.mismatch is None
 
 
-def test_a_wait_that_ended_with_the_job_is_still_told() -> None:
+def test_a_wait_that_ended_with_the_job_is_still_reported() -> None:
     build = started(2)
     build.collective({0: (40 * MS, 4 * S)}, sequence=3)  # ended by the connection that broke
     found = stuck(build)
@@ -192,13 +192,13 @@ def test_what_the_rank_did_last_is_said() -> None:
         "in the steps before, all-reduce came next",
         "since then its thread has not run: it sleeps, or is inside a call that has not returned",
     ]
-    for call, told in (
+    for call, reported in (
         ("read /data/queue.fifo", "since then it is inside read() of /data/queue.fifo"),
         ("futex", "since then it is waiting for a lock, a condition or another thread"),
         ("", "since then its thread has not run: it sleeps, or is inside a call that has not returned"),
     ):
         build.say("stands_in", call, process.process_id)
-        assert evidence(build.trace())[-1] == told
+        assert evidence(build.trace())[-1] == reported
 
 
 @pytest.mark.parametrize("name", ["hang_gpu_error_1st", "hang_lock_gil_1st"])

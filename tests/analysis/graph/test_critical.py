@@ -206,7 +206,7 @@ def test_of_a_replay_with_other_lengths_it_is_that_ones_path(seed: int) -> None:
     assert (course.slack_ns[path] == 0).all()
 
 
-def test_a_path_as_long_as_the_clocks_can_tell_is_a_rival() -> None:
+def test_a_path_as_long_as_the_clocks_can_distinguish_is_a_rival() -> None:
     """Rank 0 entered 2 ns before rank 1. On one clock that is an order; on two that are 1 ns off each it is none."""
     graph = graph_of(NODES, EDGES, ENDS)
     course = Course.of(graph)
@@ -226,7 +226,7 @@ def test_a_path_as_long_as_the_clocks_can_tell_is_a_rival() -> None:
     assert found(1, one) == []
 
 
-def test_what_two_ranks_did_at_one_moment_is_beside_the_path_once() -> None:
+def test_what_two_ranks_did_at_one_moment_counts_as_hidden_once() -> None:
     """Ranks 1 and 2 work from 70 to 99 of the 100 ns of rank 0, rank 3 from 30 to 99 if there is one."""
 
     def ambiguous(*others: tuple[int, int]) -> list[bool]:

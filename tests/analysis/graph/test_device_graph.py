@@ -190,7 +190,7 @@ def test_kernels_of_one_launch_are_a_graph_and_none_is_lost(tmp_path: Path) -> N
 
 
 def test_work_of_another_stream_is_waited_for(tmp_path: Path) -> None:
-    """A copy on a stream of its own, then a kernel that begins as it has ended."""
+    """A copy on a separate stream, then a kernel that begins as it has ended."""
 
     def work(at: float, key: int) -> list[Any]:
         return [
@@ -318,7 +318,7 @@ def test_a_late_rank_where_one_rank_alone_has_kernels(rank: int) -> None:
     assert truth * (1 - EXACT) <= late.high_ns <= late.replayed_ns * (1 + EXACT)
 
 
-def test_events_do_not_tell_how_long_a_hidden_copy_takes() -> None:
+def test_events_do_not_show_how_long_a_hidden_copy_takes() -> None:
     with pytest.raises(MissingDataError, match="they show waits") as raised:
         asked(build(PLAIN.trace(kernels=False)), "h2d=x2")
     assert "--kernels" in str(raised.value.hint)
@@ -332,7 +332,7 @@ def test_a_change_of_nothing_changes_no_wait_of_a_device(change: str) -> None:
 
 
 @pytest.mark.parametrize("change", ["copy=5ms", "prep=5ms", "launch=1ms"])
-def test_events_do_not_tell_what_a_time_is_now(change: str) -> None:
+def test_events_do_not_show_what_a_time_is_now(change: str) -> None:
     with pytest.raises(MissingDataError, match="show waits") as raised:
         asked(build(replace(PLAIN, copy_ms=45, batch_ms=60).trace(kernels=False)), change)
     assert raised.value.hint == f"{change.partition('=')[0]}=x0.5, or 0"

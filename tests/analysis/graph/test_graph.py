@@ -120,7 +120,7 @@ def test_edges_of_no_node_are_refused() -> None:
 
 
 def test_a_plan_keeps_its_edges_when_the_arrays_it_was_made_of_change() -> None:
-    """In a process of its own: edges of no node would end it."""
+    """In a separate process: edges of no node would end it."""
     code = """
 import numpy as np
 from stashtrace._native import graph

@@ -64,9 +64,9 @@ def test_ranks_of_one_host_that_wait_for_their_late_ones() -> None:
     assert not graph.doubtful[transfers].any()
     base = what_if(graph, [])
     assert base.before_ns["late"] == pytest.approx(5.66e6, rel=0.02)
-    alike = what_if(graph, [Change.parse("straggler=0")])
-    assert alike.high_ns < 0.9 * base.measured_ns
-    assert alike.after_ns["late"] < 0.4 * base.before_ns["late"]
+    equal = what_if(graph, [Change.parse("straggler=0")])
+    assert equal.high_ns < 0.9 * base.measured_ns
+    assert equal.after_ns["late"] < 0.4 * base.before_ns["late"]
     # A link that is ten times as fast saves no more than its transfers take.
     faster = what_if(graph, [Change.parse("interconnect.bandwidth=x10")])
     assert base.measured_ns - faster.low_ns <= 0.3e6

@@ -65,7 +65,7 @@ def test_the_stretches_of_a_job_with_a_late_rank() -> None:
     for step in range(3):
         expected += [(step, 1, "compute", name, length) for name, length in one]
         expected += [(step, -1, "interconnect", "all_reduce 0", 2), (step, 1, "compute", "optimizer", 1)]
-    # Both ranks are done at one moment: which of the last two optimizers the run waited for nobody can tell.
+    # Both ranks are done at one moment: which of the last two optimizers the run waited for is unknown.
     expected[-1] = (2, int(table["rank"][-1]), "compute", "optimizer", 1)
     assert rows == expected
     assert table["ambiguous"].tolist() == [0] * (len(rows) - 1) + [1]
@@ -99,7 +99,7 @@ def test_shares_are_of_steps_and_sum_to_one() -> None:
 
 
 def test_the_spread_is_that_of_the_steps() -> None:
-    """Rank 0 is late in every other step, by as much as rank 1 in the others."""
+    """Rank 0 is late in every other step, by the same amount as rank 1 in the others."""
     build = TraceBuilder()
     for step in range(STEPS):
         now = step * 10 * MS
@@ -119,7 +119,7 @@ def test_the_spread_is_that_of_the_steps() -> None:
 @pytest.mark.parametrize(
     ("late_us", "hosts", "error_us", "ambiguous"),
     [
-        (100, ("a", "b"), 200, True),  # rank 1 came later by less than the clocks tell
+        (100, ("a", "b"), 200, True),  # rank 1 came later by less than the clocks show
         (100, ("a", "b"), 50, False),
         (-100, ("a", "b"), 200, True),  # then rank 0 is on the path, and rank 1 the rival
         (100, ("a", "a"), 200, False),  # one clock
@@ -144,7 +144,7 @@ def test_a_tie_within_the_error_of_two_clocks_is_ambiguous(
     assert (doubt[late] == pytest.approx(0.4, abs=0.02)) if ambiguous else (doubt[late] == 0)
 
 
-def test_of_several_rivals_the_one_beside_it_for_longest_is_named() -> None:
+def test_of_several_rivals_the_one_parallel_to_it_for_longest_is_named() -> None:
     """Rank 2 entered half a millisecond before rank 0 would have: within the error too, but for less of the time."""
     table = analyze(job(100 * US, hosts=("a", "b", "c"), error_ns=2 * MS, ranks=3), "critical_path")
     forward = table.take((table["name"] == "forward") & (table["step"] < STEPS - 1))
@@ -227,7 +227,7 @@ def test_what_was_made_slow_has_its_share(options: dict[str, Any], expected: dic
         assert own["kind"].tolist() == [kind]
 
 
-def test_of_a_batch_storage_and_making_are_told_apart() -> None:
+def test_storage_and_making_of_a_batch_are_distinguished() -> None:
     """A worker reads for 3 of the 4 ms that it makes a batch, each 2 ms step waits for one."""
     text = LOADED + "rank 0 worker 0 io: bbb.bbb.bbb.bbb.bbb.bbb.\n"
     trace = trace_from_text(text)
@@ -324,8 +324,8 @@ def test_a_rank_made_slow_by_its_worker_is_the_path(tmp_path: Path) -> None:
     assert share["share_ratio"].sum() == pytest.approx(1)
 
 
-def test_a_rank_made_slow_on_its_own_thread_is_the_path_with_its_share(tmp_path: Path) -> None:
-    """Without workers that hold it up: the late rank's own step, but for the transfer, is all of the path."""
+def test_a_rank_slowed_on_its_step_thread_is_the_path_with_its_share(tmp_path: Path) -> None:
+    """Without workers that hold it up: the late rank's step, but for the transfer, is all of the path."""
     out = tmp_path / "made"
     times = ["--wait", "0", "--forward", "20", "--backward", "40", "--transfer", "15", "--optimizer", "5"]
     assert write_synthetic([str(out), "--ranks", "3", "--steps", "40", "--late-rank", "1", "--late", "20", *times]) == 0

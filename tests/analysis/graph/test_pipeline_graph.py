@@ -24,7 +24,7 @@ def graph_of(path: Path, rows: list[Row]) -> PipelineGraph:
 
 
 def replayed_s(graph: PipelineGraph, **lengths: float) -> list[float]:
-    """Steps of the job if each operation of a name took so many seconds."""
+    """Steps of the job if each operation of a name took this number of seconds."""
     work = graph.work_ns.copy()
     for name, seconds in lengths.items():
         work[graph.operation == graph.operations.index(name.replace("_", "-"))] = round(seconds * SECOND)
@@ -73,12 +73,12 @@ def test_who_waits_for_whom(tmp_path: Path) -> None:
 
 
 def one_rank(*rows: tuple[int, str, float, float]) -> list[Row]:
-    """Rows of (number, operation, begin, end) on two replicas alike, so that nobody waits."""
+    """Rows of (number, operation, begin, end) on two equal replicas, so that nobody waits."""
     return [(0, replica, 0, name, begin, end, number) for replica in (0, 1) for number, name, begin, end in rows]
 
 
-def test_what_runs_beside_the_compute_stream_does_not_hold_it_up(tmp_path: Path) -> None:
-    """The first reduction runs beside the second backward pass; the optimizer waits for both reductions."""
+def test_what_runs_parallel_to_the_compute_stream_does_not_hold_it_up(tmp_path: Path) -> None:
+    """The first reduction runs during the second backward pass; the optimizer waits for both reductions."""
     rows = one_rank(
         (0, "params-all-gather", 0.0, 0.5),
         (0, "forward-compute", 0.5, 1.5),
@@ -89,8 +89,8 @@ def test_what_runs_beside_the_compute_stream_does_not_hold_it_up(tmp_path: Path)
         (0, "optimizer", 4.0, 4.5),
     )
     graph = graph_of(tmp_path, rows)
-    beside = (graph.resource == Resource.COMMUNICATION_STREAM) & (graph.rank == 0)
-    assert (graph.begin_ns[beside] / SECOND).tolist() == [2.5]
+    reductions = (graph.resource == Resource.COMMUNICATION_STREAM) & (graph.rank == 0)
+    assert (graph.begin_ns[reductions] / SECOND).tolist() == [2.5]
     assert replayed_s(graph) == [4.5]
     assert replayed_s(graph, params_all_gather=1.0) == [5.0]
     assert replayed_s(graph, grads_reduce_scatter=0.75) == [4.75]

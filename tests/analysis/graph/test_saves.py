@@ -101,8 +101,8 @@ def test_the_critical_path_goes_through_a_save_that_was_waited_for() -> None:
     assert save["held_ns"].sum() == 12 * MS
     assert path["held_ns"].sum() == 24 * MS
     slack = stashtrace.analyze(trace, "slack")
-    beside = (slack["resource"] == "step_thread") & (slack["begin_ns"] >= 4 * MS) & (slack["begin_ns"] < 12 * MS)
-    assert set((slack["slack_ns"][beside] / MS).tolist()) == {4.0}
+    meanwhile = (slack["resource"] == "step_thread") & (slack["begin_ns"] >= 4 * MS) & (slack["begin_ns"] < 12 * MS)
+    assert set((slack["slack_ns"][meanwhile] / MS).tolist()) == {4.0}
     assert slack["slack_ns"][slack["resource"] == "checkpoint"].tolist() == [0]
 
 

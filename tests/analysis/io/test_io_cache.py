@@ -139,7 +139,7 @@ def test_hosts_have_a_cache_each() -> None:
     assert dict(zip(table["host"].tolist(), table["reread_ratio"].tolist(), strict=True)) == {"a": 0.0, "b": 0.5}
 
 
-def test_sample_of_blocks_tells_the_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sample_of_blocks_gives_the_curve(monkeypatch: pytest.MonkeyPatch) -> None:
     random, files = np.random.default_rng(3), 6000
     trace = _wide(np.concatenate([random.permutation(files) for _ in range(3)]), files)
     exact = io_cache(trace)

@@ -1,4 +1,4 @@
-"""io, io_patterns, io_sizes, io_bandwidth: Darshan's counters by hand, against its own logs, in pieces; and ranges."""
+"""io, io_patterns, io_sizes, io_bandwidth: Darshan's counters by hand, against its logs, in pieces; and ranges."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_sequential_and_consecutive_are_darshans() -> None:
     assert row["moved_bytes_per_s"] == pytest.approx(40 / 5e-3)
 
 
-def test_an_open_begins_anew() -> None:
+def test_an_open_begins_again() -> None:
     build = TraceBuilder()
     rank = build.rank(0)
     for number, (op, offset) in enumerate([(IoOp.READ, 100), (IoOp.OPEN, -1), (IoOp.READ, 50), (IoOp.READ, 40)]):
@@ -262,7 +262,7 @@ def test_orders_and_bins_are_darshans(name: str) -> None:
         for order in ("sequential", "consecutive")
     ]
     expected, bins = ORDERS[name]
-    # DXT tells no opens, after which Darshan begins anew: four reads and a write of that log lie behind one.
+    # DXT records no opens, after which Darshan begins again: four reads and a write of that log lie behind one.
     apart = [abs(a - b) for a, b in zip(found, expected, strict=True)]
     assert apart == ([4, 0, 0, 1] if name == "dxt.darshan" else [0, 0, 0, 0])
     sizes = io_sizes(trace, per="run")
@@ -313,7 +313,7 @@ def test_damaged_offsets_do_no_harm() -> None:
 def test_passes_count_iterations_also_those_under_way() -> None:
     build = TraceBuilder()
     worker = build.rank(0).worker(0)
-    numbers = [(0, 5), (0, 6), (1, 0), (1, 1), (1, 0), (2, 0)]  # the second loader begins anew without a new iterator
+    numbers = [(0, 5), (0, 6), (1, 0), (1, 1), (1, 0), (2, 0)]  # the second loader begins again without a new iterator
     for place, (loader, index) in enumerate(numbers):
         worker.fetch(index, place * MS, (place + 1) * MS, loader=loader)
     build.rank(1).worker(0).fetch(3, 0, MS)

@@ -105,7 +105,7 @@ def test_time_whose_function_is_unknown_may_be_in_any() -> None:
     assert longer(build.trace()) == [], "the samples of rank 0 could not be read"
 
 
-def test_waits_for_a_late_rank_are_no_time_of_their_own() -> None:
+def test_waits_for_a_late_rank_are_no_separate_time() -> None:
     build = TraceBuilder()
     for number in (0, 1):
         rank = build.rank(number)

@@ -262,7 +262,7 @@ def test_what_all_ranks_do_longer_makes_no_rank_late() -> None:
 
 
 def test_the_spread_of_three_runs_a_side_counts() -> None:
-    """Runs whose hook takes 8 to 14 ms on either side do not tell that 3 ms more are a change."""
+    """Runs whose hook takes 8 to 14 ms on either side do not show that 3 ms more are a change."""
     lengths = [(8.0, 11.0, 14.0), (11.0, 14.0, 17.0)]
     old, new = sides(*([run(n, {"hook late.py:11": ms}) for n, ms in enumerate(side)] for side in lengths))
     assert named(lines_between_runs(old, new, ["other"])) == []
@@ -271,7 +271,7 @@ def test_the_spread_of_three_runs_a_side_counts() -> None:
     assert named(lines_between_runs(old, new, ["other"])) == [("other", "hook", "slower")]
 
 
-def test_files_of_one_name_are_told_apart_by_their_folders() -> None:
+def test_files_of_one_name_are_distinguished_by_their_folders() -> None:
     before = {"forward a/model.py:5": 8.0, "forward b/model.py:5": 8.0}
     after = {"forward a/model.py:5": 8.0, "forward b/model.py:5": 18.0}
     table = differences(run(1, before), run(2, after, root="/else/"))
@@ -301,7 +301,7 @@ def test_check_names_what_grew_and_a_baseline_knows_it() -> None:
         assert sentence.startswith("other +9.99 ms a step: hook (late.py:11) +")
         (annotation,) = annotation_lines(gate)
         assert annotation.endswith(f"%0A{sentence}"), "where a reviewer of a change reads it"
-    assert stored.functions.seen is None, "so nothing is called new beside a baseline"
+    assert stored.functions.seen is None, "so nothing is called new next to a baseline"
 
 
 def test_check_names_nothing_where_nothing_grew_beyond_doubt() -> None:

@@ -58,7 +58,7 @@ def test_place_and_leaf(calls: tuple[str, ...], line: str, leaf: str) -> None:
 
 
 def test_the_folder_that_holds_torch_holds_libraries() -> None:
-    """It may be any, as with `pip --target`; a script of the job beside a checkout of torch is the job's."""
+    """It may be any, as with `pip --target`; a script of the job next to a checkout of torch is the job's."""
     module, solver = "Module._call_impl /opt/deps/torch/nn/modules/module.py:1790", "solve /opt/deps/sympy/solvers.py:5"
     assert place(MAIN, module) == ("main (train.py:9)", "torch Module._call_impl")
     assert place(MAIN, solver, also=(MAIN, module)) == ("main (train.py:9)", "sympy solve")

@@ -141,7 +141,7 @@ def test_a_thread_that_happened_to_hold_the_gil_is_not_charged() -> None:
     }
 
 
-def test_each_step_has_a_thread_of_its_own() -> None:
+def test_each_step_has_a_separate_thread() -> None:
     by = list(range(100, 110))
     job = Job(ended_by=by)
     for step in range(10):

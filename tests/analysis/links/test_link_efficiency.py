@@ -1,4 +1,4 @@
-"""link_efficiency: transfers beside what a calibration expects, and why there is no expectation."""
+"""link_efficiency: transfers next to what a calibration expects, and why there is no expectation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def only(table, name: str):
     return table[name][0]
 
 
-def test_median_transfer_beside_the_expected_time() -> None:
+def test_median_transfer_next_to_the_expected_time() -> None:
     table = link_efficiency(build().trace(), calibration=calibration())
     assert only(table, "transfer_ns") == 3 * MS
     assert only(table, "expected_ns") == 1_000_000 + SIZE

@@ -201,7 +201,7 @@ def test_a_steady_load_gives_an_upper_bound() -> None:
     assert found["share_ratio"] == pytest.approx(0.9, abs=0.02)
 
 
-def test_classes_that_always_come_together_cannot_be_told_apart() -> None:
+def test_classes_that_always_come_together_cannot_be_distinguished() -> None:
     machine = Machine(2, period=100 * MS)
     for op in (CollectiveOp.ALL_GATHER, CollectiveOp.REDUCE_SCATTER):
         machine.collectives(

@@ -114,7 +114,7 @@ def test_a_file_that_says_nothing_of_its_job(tmp_path: Path) -> None:
 
 
 def test_operations_that_are_not_the_same_although_their_numbers_are(tmp_path: Path) -> None:
-    """Rank 1 is out of step: its n-th all-reduce begins after rank 0 has left its own n-th."""
+    """Rank 1 is out of step: its n-th all-reduce begins after rank 0 has left its n-th."""
     trace = _job(tmp_path, range(2), 2, lambda rank, _: (100.0, 400.0) if rank == 0 else (600.0, 900.0), ALL_REDUCE)
     budget = _budget(trace)
     for rank in range(2):

@@ -137,7 +137,7 @@ def test_stream_wait_ends_with_the_awaited_work() -> None:
     compute = rank_with_gpu(build)
     side = compute.gpu.stream("copy")
     copy = side.bracket(Bracket.COPY, 10 * MS, 30 * MS, host=(8 * MS, 9 * MS), copy=CopyDirection.HOST_TO_DEVICE)
-    # The copy ends at 30, the second event comes at 45: the rest is the host's own submission gap.
+    # The copy ends at 30, the second event comes at 45: the rest is the host's submission gap.
     compute.wait(20 * MS, 45 * MS, awaited=Awaited.COPY, awaited_ns=30 * MS, awaited_id=copy, host=(4 * MS, 5 * MS))
     # The end of the awaited work is known by its bracket alone.
     other = side.bracket(Bracket.COPY, 50 * MS, 60 * MS, host=(8 * MS, 9 * MS), copy=CopyDirection.HOST_TO_DEVICE)
@@ -159,7 +159,7 @@ def test_stream_wait_whose_work_has_no_end_is_bounded_by_the_host() -> None:
 def test_a_wait_for_a_copy_inside_the_device_is_no_wait_for_the_host() -> None:
     build = TraceBuilder()
     compute = rank_with_gpu(build)
-    # No row of the copy itself: the wait's own row says where the copy went, or nobody knows.
+    # No row of the copy itself: the wait's row says where the copy went, or nobody knows.
     for begin, copy in ((10, CopyDirection.DEVICE_TO_DEVICE), (30, CopyDirection.PEER), (50, CopyDirection.UNKNOWN)):
         compute.wait(
             begin * MS,
@@ -266,7 +266,7 @@ def test_queued_behind_an_earlier_collective_the_earlier_one_decides() -> None:
 
 
 @pytest.mark.parametrize("side_waits", [True, False])
-def test_before_its_own_entry_a_rank_waits_for_nobody(side_waits: bool) -> None:
+def test_before_it_enters_a_rank_waits_for_nobody(side_waits: bool) -> None:
     build, compute = two_ranks()
     side = {r: s.gpu.stream("nccl") for r, s in compute.items()}
     build.device_collective(dict.fromkeys((0, 1), (5 * MS, 6 * MS, 40 * MS, 60 * MS)), streams=side, bracket=True)
@@ -361,7 +361,7 @@ def test_a_device_that_reaches_events_at_once_may_be_starved() -> None:
     compute.mark(50 * MS, host_ns=50 * MS)  # empty at 50
     compute.mark(90 * MS, host_ns=60 * MS)  # loaded from 60 to 90
     trace = build.trace()
-    assert stall_text(trace) == "0 0: compute 100 [96..100], launch 0 [0..4]"  # the step's own mark was 96 ms ahead
+    assert stall_text(trace) == "0 0: compute 100 [96..100], launch 0 [0..4]"  # the step's mark was 96 ms ahead
     assert analyze(trace, "hidden")["host_paced_ns"].tolist()[0] == 4 * MS
 
 
@@ -438,7 +438,7 @@ def test_a_function_on_the_host_holds_the_stream_up() -> None:
     assert stall_text(trace) == "0 0: compute 60, other 40"
 
 
-def test_a_function_on_the_host_beside_a_working_stream_costs_nothing() -> None:
+def test_a_function_on_the_host_during_a_working_stream_costs_nothing() -> None:
     build = TraceBuilder()
     compute = rank_with_gpu(build)
     compute.gpu.stream("side").bracket(Bracket.HOST_FUNCTION, 20 * MS, 50 * MS, host=(1 * MS, 2 * MS))
@@ -454,7 +454,7 @@ def test_a_function_on_the_host_without_events_is_a_doubt() -> None:
     assert stall_text(build.trace()) == "0 0: compute 100 [60..100], other 0 [0..40]"
 
 
-def test_steps_without_events_of_their_own_say_so() -> None:
+def test_steps_without_events_say_so() -> None:
     build = TraceBuilder()
     compute = rank_with_gpu(build, steps_ms=(0, 100, 200))
     compute.bracket(Bracket.BATCH_WAIT, -1, -1, host=(6 * MS, 7 * MS), flags=BracketFlag.UNTIMED)

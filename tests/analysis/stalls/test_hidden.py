@@ -1,4 +1,4 @@
-"""What stands beside the budget: hidden work, contention, matched collectives, files, evidence, two runs compared."""
+"""What stands next to the budget: hidden work, contention, matched collectives, files, evidence, two runs compared."""
 
 from __future__ import annotations
 

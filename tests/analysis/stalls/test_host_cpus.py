@@ -81,7 +81,7 @@ def test_all_threads_of_a_rank_and_its_workers_wait() -> None:
     assert waited[1] == pytest.approx((1.0 + 2.0) * S)
 
 
-def test_a_run_tells_who_used_the_cpus_in_its_steps() -> None:
+def test_a_run_says_who_used_the_cpus_in_its_steps() -> None:
     """Twelve steps of 100 ms on two CPUs: others used 0.35 of them, the hypervisor took a tenth of what was asked."""
     build = TraceBuilder()
     rank, worker = build.rank(0).lives(0, 1200 * MS), build.rank(0).worker(0).lives(0, 1200 * MS)
@@ -106,7 +106,7 @@ def test_a_run_tells_who_used_the_cpus_in_its_steps() -> None:
     assert run.worker_wait_ns == pytest.approx(15 * MS, rel=0.2)
 
 
-def test_a_run_without_samples_does_not_tell() -> None:
+def test_a_run_without_samples_does_not_say() -> None:
     build = TraceBuilder()
     rank = build.rank(0)
     for step in range(12):
@@ -124,7 +124,7 @@ FORWARD, BACKWARD = (0, 50), (60, 100)
 
 
 def job(in_forward: int, between: int, in_backward: int, *, asleep: bool = False) -> Trace:
-    """Rank 0 waits for a CPU for so many ms in each part of a step; rank 1 comes 20 ms late to the all-reduce."""
+    """Rank 0 waits for a CPU for the given ms in each part of a step; rank 1 comes 20 ms late to the all-reduce."""
     build = TraceBuilder()
     whole = in_forward + between + in_backward
     for rank in (0, 1):
@@ -170,7 +170,7 @@ def waits_of(trace: Trace) -> dict[str, float]:
         ((40, 0, 36), {"compute": 60, "late": 15.2, "link": 0.8}),
     ],
 )
-def test_each_wait_is_part_of_a_column_that_holds_as_much(
+def test_each_wait_is_part_of_a_column_that_holds_at_least_it(
     given: tuple[int, int, int], expected: dict[str, float]
 ) -> None:
     waits = waits_of(job(*given))
@@ -178,8 +178,8 @@ def test_each_wait_is_part_of_a_column_that_holds_as_much(
     assert sum(waits.values()) == pytest.approx(sum(given), rel=0.02)
 
 
-def test_a_sleep_that_ends_late_for_want_of_a_cpu_is_told_once() -> None:
-    """Asleep for 6 of the 10 ms between: 4 ms of the waits are the loop's own, and 4 lie in the sleep."""
+def test_a_sleep_that_ends_late_for_want_of_a_cpu_is_reported_once() -> None:
+    """Asleep for 6 of the 10 ms between: 4 ms of the waits belong to the loop, and 4 lie in the sleep."""
     trace = job(0, 8, 0, asleep=True)
     counted = counted_steps(TraceIndex(trace).steps)
     assert waits_of(trace) == pytest.approx({"host": 4, "other": 4}, abs=0.1)

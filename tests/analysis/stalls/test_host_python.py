@@ -1,4 +1,4 @@
-"""Code of the loop outside forward, backward and optimizer: a kind of its own, named by annotation or file."""
+"""Code of the loop outside forward, backward and optimizer: a separate kind, named by annotation or file."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_sleep_is_still_a_sleep() -> None:
     assert "asleep" in the_verdict(trace).text
 
 
-def test_a_rank_late_by_it_is_told_so() -> None:
+def test_a_rank_late_by_it_is_reported_so() -> None:
     """Rank 1 tokenizes 30 ms more than rank 0 before each all-reduce."""
     build = TraceBuilder()
     for number in range(STEPS):

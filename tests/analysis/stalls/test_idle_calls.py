@@ -37,7 +37,7 @@ def _rows(trace: Trace) -> list[tuple[str, int, int, int]]:
 
 
 def _job(path: Path) -> Trace:
-    """Four steps of 10 ms: a kernel of 2 ms with a copy of 25 us beside it, 7 ms in hipFree with nothing to run."""
+    """Four steps of 10 ms: a kernel of 2 ms with a copy of 25 us next to it, 7 ms in hipFree with nothing to run."""
     events = []
     for n in range(4):
         at, key = 10_000.0 * n, 10 * n
@@ -93,7 +93,7 @@ def test_module_loads_and_launches_of_an_export(tmp_path: Path) -> None:
 
 
 def test_brackets_leave_it_possible() -> None:
-    """Timing events cannot tell a device that computes from one that waits for its host."""
+    """Timing events cannot distinguish a device that computes from one that waits for its host."""
     build = TraceBuilder()
     rank = build.rank(0).lives(0, 210 * MS)
     compute = rank.gpu(0).stream("compute", compute=True)

@@ -1,4 +1,4 @@
-"""Devices that stand idle: for a late host, for a host in a blocking copy, or for reasons of their own."""
+"""Devices that stand idle: for a late host, for a host in a blocking copy, or for other reasons."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ranks_device(build: TraceBuilder) -> StreamBuilder:
     return compute
 
 
-def told(build: TraceBuilder) -> tuple[str, Verdict]:
+def line_and_verdict(build: TraceBuilder) -> tuple[str, Verdict]:
     trace = build.trace()
     return stall_text(trace).splitlines()[1], verdicts(trace)[0]
 
@@ -43,7 +43,7 @@ def test_work_that_is_launched_late_waits_for_its_host() -> None:
     for at in range(0, STEPS * STEP, STEP):
         compute.kernel(at, at + 60 * MS, launch=(at - MS, at - MS + 5 * US) if at else None)
         compute.kernel(at + 80 * MS, at + STEP, launch=(at + 80 * MS - 15 * US, at + 80 * MS - 10 * US))
-    line, verdict = told(build)
+    line, verdict = line_and_verdict(build)
     assert line == "0 1: compute 80, launch 20"
     assert verdict.text == "the device of rank 0 waits 20.0 ms a step (20 %) for its host to launch work"
 
@@ -54,7 +54,7 @@ def test_work_that_was_launched_long_before_does_not() -> None:
     for at in range(0, STEPS * STEP, STEP):
         compute.kernel(at, at + 60 * MS, launch=(at, at + 5 * US))
         compute.kernel(at + 80 * MS, at + STEP, launch=(at + 1 * MS, at + 1 * MS + 5 * US))
-    line, verdict = told(build)
+    line, verdict = line_and_verdict(build)
     assert line == "0 1: compute 80, other 20"
     assert verdict.text == (
         "the device of rank 0 stands idle for 20.0 ms a step (20 %) although the next work had been launched"
@@ -67,7 +67,7 @@ def test_pauses_between_short_works_are_called_that() -> None:
     for at in range(0, STEPS * STEP, STEP):
         for n in range(1000):
             compute.kernel(at + 100 * n * US, at + (100 * n + 90) * US, launch=(at, at + 5 * US))
-    line, verdict = told(build)
+    line, verdict = line_and_verdict(build)
     assert line == "0 1: compute 90, launch 10"
     assert verdict.text == (
         "the device of rank 0 pauses for 10.0 ms a step (10 %) between works that were launched already: short kernels,"
@@ -91,7 +91,7 @@ def test_a_host_in_a_blocking_copy_is_named() -> None:
             launch=(at + 62 * MS, at + 80 * MS),
         )
         compute.kernel(at + 80 * MS, at + STEP, launch=(at + 80 * MS - 4 * US, at + 80 * MS - 1 * US))
-    line, verdict = told(build)
+    line, verdict = line_and_verdict(build)
     assert line == "0 1: compute 80, h2d 1, sync 17, launch 2"
     assert "while the host is inside copy" in verdict.text
 

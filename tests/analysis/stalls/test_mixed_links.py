@@ -54,7 +54,7 @@ def second_step(build: TraceBuilder, path: str = "") -> str:
 
 
 @pytest.mark.parametrize("inside_ms", [{50: 5, 100: 10, 150: 15}, {100: 10}, {60: 6, 80: 8, 90: 9}])
-def test_the_runs_own_transfers_inside_a_host_tell_its_part(inside_ms: dict[int, float]) -> None:
+def test_the_runs_transfers_inside_a_host_show_its_part(inside_ms: dict[int, float]) -> None:
     build = job(inside_ms)
     assert second_step(build) == "0 1: compute 60, network 30, interconnect 10"
     table = analyze(build.trace(), "hidden")

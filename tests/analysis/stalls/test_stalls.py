@@ -47,7 +47,7 @@ CASES = {
         0 1: compute 3, fetch 2, prep 6
         """,
     ),
-    "num_workers=0: the main process is its own worker, and hands nothing over": (
+    "num_workers=0: the main process is the worker, and hands nothing over": (
         """
         rank 0 loader : 000000
         rank 0 fetch  : .0000.
@@ -209,7 +209,7 @@ CASES = {
         """,
         "0 0: compute 2, prep 1, handoff 3, other 2",
     ),
-    "the step thread reads its own files: fetch; it writes: other": (
+    "the step thread reads files itself: fetch; it writes: other": (
         """
         rank 0 phase  : F....BO
         rank 0 io     : .bb.w..
@@ -368,7 +368,7 @@ def test_missing_rank_widens_the_link() -> None:
     assert stall_text(build.trace()) == "0 0: compute 6, straggler 0 [0..4], interconnect 4 [0..4]"
 
 
-def test_time_outside_steps_is_a_row_of_its_own() -> None:
+def test_time_outside_steps_is_a_separate_row() -> None:
     drawing = """
         rank 0 phase  : LL.FBO.CC..
         rank 0 cpu    : xxxxxxxxxx.
@@ -440,7 +440,7 @@ def test_opens_on_the_step_thread_count_as_reads() -> None:
     assert stall_text(build.trace()) == "0 0: compute 4, fetch 2"
 
 
-def test_creating_an_iterator_is_the_step_threads_own_work() -> None:
+def test_creating_an_iterator_is_the_step_threads_work() -> None:
     build = TraceBuilder()
     rank = build.rank(0).batch_wait(-1, 0, 4 * MS, worker=-1).io(1 * MS, 2 * MS, blocked=True)
     rank.batch_wait(0, 5 * MS, 6 * MS, worker=0).phase("optimizer", 6 * MS, 7 * MS)

@@ -23,7 +23,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return load_trace(str(run))
 
 
-def told(trace: Trace, *said: str) -> Trace:
+def with_samples(trace: Trace, *said: str) -> Trace:
     """The same run, the loader of each rank having said one of these."""
     batches = trace.batches
     rows = []
@@ -57,10 +57,10 @@ def told(trace: Trace, *said: str) -> Trace:
     ],
 )
 def test_samples_are_what_all_ranks_say(trace: Trace, said: tuple[str, ...], samples: JobSamples) -> None:
-    assert job_samples(told(trace, *said)) == samples
+    assert job_samples(with_samples(trace, *said)) == samples
 
 
 def test_micro_batches_add_up(trace: Trace) -> None:
-    whole = told(trace, "8 500 1000", "8 500 1000")
+    whole = with_samples(trace, "8 500 1000", "8 500 1000")
     waits = whole.batches.take((whole.batches["phase_code"] == BatchPhase.WAIT) & (whole.batches["batch_index"] >= 0))
     assert job_samples(whole.replace(batches=Table.concat(waits.schema, [waits, waits]))) == JobSamples(16, 1000)

@@ -1,4 +1,4 @@
-"""stacks: own and whole time of Python functions, by thread."""
+"""stacks: self and whole time of Python functions, by thread."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def found(trace: Trace) -> dict[str, tuple[float, float, int]]:
     }
 
 
-def test_own_and_whole_times_add_up() -> None:
+def test_self_and_whole_times_add_up() -> None:
     trace = sampled(
         ("main", 0, 100, 0, 1),
         ("fetch", 0, 60, 1, 41),

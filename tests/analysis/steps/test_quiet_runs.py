@@ -80,7 +80,7 @@ def words_of(trace: Trace) -> str:
     return " ".join(summary(trace).split())
 
 
-@pytest.mark.parametrize("slow", [-1, 2], ids=["alike", "another rank is slower in every step"])
+@pytest.mark.parametrize("slow", [-1, 2], ids=["equal ranks", "another rank is slower in every step"])
 def test_the_summary_says_what_the_job_does(slow: int) -> None:
     text = words_of(generating(3, (0,), slow=slow))
     assert "validation" not in text

@@ -1,4 +1,4 @@
-"""What kind each step is: the steps that are counted are those that the job's own log counts.
+"""What kind each step is: the steps that are counted are those that the job's log counts.
 
 W  wait for a batch           w  for the first one of an iterator      V v  the same of a second loader
 q  forward without gradients  Q  in training mode     l  loss without gradients
@@ -94,7 +94,7 @@ CASES = {
     ),
     "validation after every single update": (("wU" + "vq" + "Vq" * 4) * 8, [("train", 1), ("validation", 5)] * 8),
     "validation without a loader": (("U" * 20 + "q" * 30) * 5, [("train", 20), ("validation", 30)] * 5),
-    "validation before each epoch, and short beside it": (
+    "validation before each epoch, and short in comparison": (
         ("qq" + "WU" * 20) * 5,
         [("validation", 2), ("train", 20)] * 5,
     ),
@@ -148,7 +148,7 @@ def test_on_a_device_an_iteration_lies_between_the_marks_of_its_ends() -> None:
     """Each update leaves a mark: those inside an iteration, and behind a short rollout, are none of its ends."""
     loop = Loop()
     stream = loop.build.rank(0).gpu(0).stream("compute", compute=True)
-    late = 3 * MS  # the device is behind the host by as much
+    late = 3 * MS  # the device is behind the host by the same amount
     stream.step(late, host_ns=0)
     ends = []
     for _ in range(6):

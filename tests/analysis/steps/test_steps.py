@@ -247,7 +247,7 @@ CASES = {
         1 2: 6-9 train
         """,
     ),
-    "collectives that contradict the ordinals are told": (
+    "collectives that contradict the ordinals are reported": (
         """
         rank 0 phase  : FBOFBOFBO
         rank 0 coll   : .0..1..2.
@@ -428,7 +428,7 @@ def test_the_summary_says_which_were_left_out() -> None:
     assert "15 steps of 10.0 ms (first 5 and the last left out)" in summary(ranks_of([10] * 20 + [1]))
 
 
-def test_ranks_with_different_numbers_of_steps_are_told() -> None:
+def test_ranks_with_different_numbers_of_steps_are_reported() -> None:
     shown = " ".join(summary(ranks_of([10] * 160, [10] * 120, [10] * 160)).split())
     assert "115 to 155 steps of 10.0 ms (first 5 left out)" in shown
     assert "the ranks did not make the same number of steps: ranks 0,2 made 160 steps, rank 1 made 120 steps" in shown

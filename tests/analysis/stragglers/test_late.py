@@ -100,7 +100,7 @@ def test_the_worker_and_the_file_are_named() -> None:
     assert trace.processes["worker_id"][trace.processes["process_id"] == row["cause_process_id"]].tolist() == [1]
 
 
-def test_a_rank_whose_own_time_was_not_recorded_has_no_cause() -> None:
+def test_a_rank_whose_time_was_not_recorded_has_no_cause() -> None:
     build = TraceBuilder()
     for step in range(3):
         start = step * 100 * MS
@@ -196,8 +196,8 @@ def test_an_operation_that_one_rank_never_entered_names_it() -> None:
     trace = build.trace()
     row = costliest(trace)
     assert (row["late_rank"], row["waiting_ranks"], row["method"], row["excess_ns"]) == (1, "0,2", "hung", -1)
-    told = analyze(trace, "collectives")
-    assert told["last_rank"][told["sequence"] == 1].tolist() == [1, 1]
+    reported = analyze(trace, "collectives")
+    assert reported["last_rank"][reported["sequence"] == 1].tolist() == [1, 1]
 
 
 def two_hosts(error_ns: int) -> TraceBuilder:
@@ -208,7 +208,7 @@ def two_hosts(error_ns: int) -> TraceBuilder:
     return build
 
 
-def test_clocks_that_cannot_tell_name_nobody() -> None:
+def test_clocks_that_cannot_decide_name_nobody() -> None:
     build = two_hosts(2 * MS)
     build.collective({0: (10 * MS, 22 * MS), 1: (11 * MS, 22 * MS)})
     row = costliest(build.trace())
@@ -241,7 +241,7 @@ def test_a_device_that_idles_after_the_call_skews_the_launch() -> None:
     assert (row["late_rank"], row["launch_skew_ns"], row["wait_ns"]) == (1, 6 * MS, 30 * MS)
 
 
-def test_the_same_rank_again_and_again_is_told_from_chance() -> None:
+def test_the_same_rank_again_and_again_is_distinguished_from_chance() -> None:
     found = analyze(job("fetch"), "late_ranks")
     row = next(iter(found.rows()))
     assert (row["rank"], row["last_count"], row["steps_last_count"], row["share_ratio"]) == (LATE_RANK, 5, 5, 1.0)
@@ -434,7 +434,7 @@ def test_what_kept_a_device_is_named(kind: str, name: str) -> None:
     assert set(found["cause_name"].tolist()) == {name}
 
 
-def test_clocks_too_far_apart_leave_the_lengths_to_tell() -> None:
+def test_clocks_too_far_apart_leave_the_lengths_to_decide() -> None:
     """Rank 1's host is 15 ms ahead and nobody knows by how much; it computes 40 ms longer."""
     build = two_hosts(20 * MS)
     for step in range(3):

@@ -1,4 +1,4 @@
-"""What late says of transfers, of clocks that cannot tell an order, and of ranks without a record."""
+"""What late says of transfers, of clocks that cannot show an order, and of ranks without a record."""
 
 from __future__ import annotations
 
@@ -93,15 +93,15 @@ def led_by_rank_0(error_ns: int, hosts: tuple[str, ...] = ("a", "b")) -> Trace:
     return build.trace()
 
 
-@pytest.mark.parametrize(("error_ns", "told"), [(5 * US, 3), (50 * US, 2), (1 * MS, 1)])
-def test_last_rank_is_told_only_where_the_clocks_can_tell(error_ns: int, told: int) -> None:
+@pytest.mark.parametrize(("error_ns", "reported"), [(5 * US, 3), (50 * US, 2), (1 * MS, 1)])
+def test_last_rank_is_named_only_where_the_clocks_can_show_it(error_ns: int, reported: int) -> None:
     trace = led_by_rank_0(error_ns)
     waits = collectives(trace)
     of_first = waits.take(waits["rank"] == 0).sort_by("sequence")
-    assert of_first["last_rank"].tolist() == [-1] * (3 - told) + [1] * told
+    assert of_first["last_rank"].tolist() == [-1] * (3 - reported) + [1] * reported
     assert of_first["wait_ns"].tolist() == list(LEADS)
     late = stragglers(trace)
-    assert late["last_count"].tolist() == [0, told]
+    assert late["last_count"].tolist() == [0, reported]
 
 
 def test_one_host_is_ordered_to_the_nanosecond() -> None:
@@ -113,13 +113,13 @@ def test_one_host_is_ordered_to_the_nanosecond() -> None:
 def test_summary_says_what_is_not_ordered() -> None:
     trace = led_by_rank_0(50 * US)
     assert worded(*trust_claims(trace, Trust()))[-1] == "clocks 2 hosts, ±50.0 us by collectives"
-    (told,) = worded(*unordered_claims(trace))
+    (reported,) = worded(*unordered_claims(trace))
     assert (
         "the order of events on different hosts is unknown within 100 us: in 1 of 3 collectives no rank is called last"
-        in told
+        in reported
     )
 
 
 def test_clocks_too_far_apart_leave_it_to_durations() -> None:
-    (told,) = worded(*unordered_claims(led_by_rank_0(30 * MS)))
-    assert "3 of 3 are split into waiting and transfer by durations, not by clocks" in told
+    (reported,) = worded(*unordered_claims(led_by_rank_0(30 * MS)))
+    assert "3 of 3 are split into waiting and transfer by durations, not by clocks" in reported

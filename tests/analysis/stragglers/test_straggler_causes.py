@@ -21,7 +21,7 @@ WAITS = {0: 24 * MS, 6: 18 * MS, 2: 3 * MS}
 
 
 def three_late_ranks() -> Trace:
-    """Rank 7 waits 45 ms a step: 24 for rank 0, 18 for rank 6, 3 for rank 2. Others wait alike, but for themselves."""
+    """Rank 7 waits 45 ms a step: 24 for rank 0, 18 for rank 6, 3 for rank 2. Others wait the same, for themselves."""
     build = TraceBuilder()
     build.group(range(8))
     for step in range(2):

@@ -50,7 +50,7 @@ def test_a_wait_goes_through_a_message_and_a_group_to_the_rank_that_reads() -> N
     assert table["direct_ns"][(table["root_rank"] == 0) & (table["rank"] != 1)].sum() == 0
 
 
-def test_what_a_rank_in_between_does_longer_itself_stays_its_own() -> None:
+def test_what_a_rank_in_between_does_longer_itself_stays_with_it() -> None:
     """Rank 0 reads for 30 ms, and rank 1 works 12 ms longer than ranks 2 and 3 behind the message."""
     job = Job(4)
     job.build.group([0, 1], group=0xBEEF, name="pair")
@@ -82,7 +82,7 @@ def test_a_wait_goes_through_a_rank_that_has_no_steps() -> None:
     table = analyze(trace, "straggler_roots")
     rows = table.take((table["stall_ns"] > MS) & (table["root_rank"] == 2))
     assert set(rows["cause_kind"].tolist()) == {"sleep"}
-    # Rank 0 has waiting of its own, in no step.
+    # Rank 0 also waits outside any step.
     assert set(table["rank"].tolist()) == {1}
     assert 0 in analyze(trace, "straggler_roots", warmup=True)["rank"]
 

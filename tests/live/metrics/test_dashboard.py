@@ -24,7 +24,7 @@ def board(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 
 def test_what_an_import_needs(board: dict[str, Any]) -> None:
-    assert board["id"] is None, "an id is the importing Grafana's own"
+    assert board["id"] is None, "an id comes from the importing Grafana"
     assert board["uid"]
     assert board["title"]
     assert board["schemaVersion"] >= 36
@@ -39,7 +39,7 @@ def test_what_an_import_needs(board: dict[str, Any]) -> None:
         assert len(set(refs)) == len(refs) > 0
 
 
-def test_panels_lie_on_the_grid_beside_each_other(board: dict[str, Any]) -> None:
+def test_panels_lie_on_the_grid_next_to_each_other(board: dict[str, Any]) -> None:
     taken: set[tuple[int, int]] = set()
     for panel in board["panels"]:
         place = panel["gridPos"]

@@ -64,7 +64,7 @@ class TestTextfile:
         names = sorted(path.name for path in tmp_path.iterdir())
         assert names == ["stashtrace-node07-next.prom", "stashtrace-node08-other.prom"]
 
-    def test_another_run_that_still_writes_is_told_of(self, tmp_path: Path) -> None:
+    def test_another_run_that_still_writes_is_reported(self, tmp_path: Path) -> None:
         Textfile(tmp_path, "node07", "first").publish(FAMILIES, ended=False)
         second = Textfile(tmp_path, "node07", "second")
         note = second.publish(FAMILIES, ended=False)

@@ -1,4 +1,4 @@
-"""Samples of a state with known numbers, as Prometheus' own parsers read them."""
+"""Samples of a state with known numbers, as Prometheus' parsers read them."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def test_a_look_as_text() -> None:
         assert Peek.from_text(damaged) is None
 
 
-def test_the_place_is_the_innermost_line_of_the_jobs_own_code() -> None:
+def test_the_place_is_the_innermost_line_of_the_jobs_code() -> None:
     library, own = "wait at /usr/lib/python3.11/threading.py:327", "fetch at /job/train.py:41"
     assert ThreadPeek(1, "", frames=(library, own, "main at /job/train.py:90")).place == own
     assert ThreadPeek(1, "", frames=(library,)).place == library
@@ -239,8 +239,8 @@ def test_a_real_stack() -> None:
 @needs_root
 def test_what_another_user_may_not_see_is_said() -> None:
     with program("time.sleep(60)") as pid:
-        told = as_another_user(lambda: peek_at(pid).to_text())
-    peek = Peek.from_text(told)
+        reported = as_another_user(lambda: peek_at(pid).to_text())
+    peek = Peek.from_text(reported)
     assert peek is not None
     assert peek.unseen == ("its system calls are not shown to this user",)
     assert (peek.state, peek.moved_bytes) == ("S", -1)

@@ -60,16 +60,16 @@ def test_functions_have_their_thread_and_place_and_lie_on_our_clock(
     sampler.start({3: (pid, 17)})
     after_ns = time.monotonic_ns()
     time.sleep(1.0)  # it takes the signal only once it has begun
-    (told,) = sampler.finish()
+    (reported,) = sampler.finish()
     assert sampler.unseen == {}
-    assert (told["host"], told["pid"], told["dropped_count"]) == ("here", 17, 0)
-    by_name = {told["functions"][row[3]]: row for row in told["rows"]}
+    assert (reported["host"], reported["pid"], reported["dropped_count"]) == ("here", 17, 0)
+    by_name = {reported["functions"][row[3]]: row for row in reported["rows"]}
     assert list(by_name) == ["fetch at /job/train.py", "step at /job/train.py", "main at /job/train.py"]
     fetch, main = by_name["fetch at /job/train.py"], by_name["main at /job/train.py"]
     assert (fetch[0], fetch[4], fetch[5], main[5]) == (pid, 41, 1, 0)
     assert before_ns + 1_000_000 <= fetch[1] <= after_ns + 1_000_000
     assert fetch[2] - fetch[1] == 30_000_000
-    assert valid_facts({STACKS: [told]}) == {STACKS: [told]}
+    assert valid_facts({STACKS: [reported]}) == {STACKS: [reported]}
 
 
 @pytest.mark.parametrize(
@@ -109,13 +109,13 @@ def test_a_real_process() -> None:
             sampler = StackSampler("here")
             sampler.start({0: (job.pid, job.pid)})
             time.sleep(2.5)
-            (told,) = sampler.finish()
+            (reported,) = sampler.finish()
         finally:
             job.kill()
-    spent = dict.fromkeys(told["functions"], 0)
-    for _, begin, end, function, _, _ in told["rows"]:
-        spent[told["functions"][function]] += end - begin
-    assert {row[0] for row in told["rows"]} == {job.pid}
+    spent = dict.fromkeys(reported["functions"], 0)
+    for _, begin, end, function, _, _ in reported["rows"]:
+        spent[reported["functions"][function]] += end - begin
+    assert {row[0] for row in reported["rows"]} == {job.pid}
     assert spent["long at <string>"] > 2 * spent["short at <string>"] > 0
 
 
@@ -123,5 +123,5 @@ def test_a_real_process() -> None:
     "rows", [[[1, 2, 3, 0, 5]], [[1, 2, 3, 1, 5, 0]], [[1, -2, 3, 0, 5, 0]], [["1", 2, 3, 0, 5, 0]], "rows"]
 )
 def test_damaged_facts_are_not_taken(rows: object) -> None:
-    told = {"host": "here", "pid": 1, "functions": ["f"], "rows": rows}
-    assert valid_facts({STACKS: [told]}) == {}
+    reported = {"host": "here", "pid": 1, "functions": ["f"], "rows": rows}
+    assert valid_facts({STACKS: [reported]}) == {}

@@ -1,4 +1,4 @@
-"""Iteration times in closed form; the replay of the DAG gives the same where all workers are alike.
+"""Iteration times in closed form; the replay of the DAG gives the same where all workers are equal.
 
 SGD on one device         t_io + t_copy + t_f + t_b + t_u
 naive                     t_io + t_copy + t_f + t_b + t_c + t_u

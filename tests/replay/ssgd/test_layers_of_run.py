@@ -122,7 +122,7 @@ def test_a_host_ahead_of_its_device_makes_no_iteration_longer(ahead_ms: int) -> 
     assert iterations[0].communication_ns.tolist() == [2 * MS, 2 * MS]
 
 
-def test_messages_that_do_not_tell_their_cost_are_refused() -> None:
+def test_messages_of_unknown_cost_are_refused() -> None:
     iterations, ranks = layers_of_run(ddp_run(100 * MIB).trace())
     with pytest.raises(MissingDataError, match="too similar in size"):
         study(iterations, [2], measured_ranks=ranks)

@@ -1,4 +1,4 @@
-"""The graph of S-SGD: its replay is the closed form where all workers are alike, and a timeline by hand where not."""
+"""The graph of S-SGD: its replay is the closed form where all workers are equal, and a timeline by hand where not."""
 
 from __future__ import annotations
 
