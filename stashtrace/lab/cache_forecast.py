@@ -71,6 +71,44 @@ class Inputs:
     storage_known: bool
 
 
+class _Quantities:
+    """The quantities of ``loader_rates``, by rank; those of the run have rank -1. What was not measured is 0."""
+
+    def __init__(self, rates: Table) -> None:
+        self._rows = {(row["rank"], row["quantity"]): row for row in rates.rows()}
+        self.ranks: list[int] = sorted({rank for rank, quantity in self._rows if quantity == names.COMPUTE})
+
+    def has(self, rank: int, quantity: str) -> bool:
+        return (rank, quantity) in self._rows
+
+    def mean(self, rank: int, quantity: str, column: str = "mean") -> float:
+        row = self._rows.get((rank, quantity))
+        return float(row[column]) if row else 0.0
+
+    def error(self, rank: int, quantity: str) -> float:
+        return self.mean(rank, quantity, "error")
+
+    def slowest_rank(self) -> int:
+        """Return the rank whose loader or compute takes longest: a step ends when it has its batch."""
+
+        def slowness(rank: int) -> float:
+            workers = max(self.mean(rank, names.WORKERS), 1)
+            return max(self.mean(rank, names.COMPUTE), self.mean(rank, names.PREP) / workers)
+
+        return max(self.ranks, key=slowness)
+
+
+@dataclass(frozen=True, slots=True)
+class _Storage:
+    """Bytes per second of the page cache, of one reader of storage and of all; what is assumed of them."""
+
+    cached: float
+    reader: float
+    all_readers: float
+    is_known: bool
+    notes: tuple[str, ...]
+
+
 def inputs_of(rates: Table, calibration: Calibration | None = None, *, dataset_bytes: int | None = None) -> Inputs:
     """Choose the slowest rank and say what was not measured.
 
@@ -78,44 +116,58 @@ def inputs_of(rates: Table, calibration: Calibration | None = None, *, dataset_b
     ``dataset_bytes``: size of the data set, where the run saw only a part of it. Raises MissingDataError if the run
     shows no read of a batch, as through a memory map, or if other threads read much of it.
     """
-    rows = {(row["rank"], row["quantity"]): row for row in rates.rows()}
-    ranks = sorted({rank for rank, quantity in rows if quantity == names.COMPUTE})
+    measured = _Quantities(rates)
+    _refuse_unseen_reads(measured)
+    rank = measured.slowest_rank()
+    storage = _storage_of(measured, rank, calibration)
+    job = cache_model.LoadingJob(
+        measured.mean(rank, names.COMPUTE),
+        measured.mean(rank, names.PREP),
+        measured.mean(rank, names.BATCH),
+        int(measured.mean(rank, names.WORKERS)),
+        int(measured.mean(-1, names.RANKS)),
+        storage.cached,
+        storage.reader,
+        storage.all_readers,
+    )
+    return Inputs(
+        job=job,
+        better=_moved(job, measured, rank, -1),
+        worse=_moved(job, measured, rank, 1),
+        measured_step_ns=max(measured.mean(r, names.STEP) for r in measured.ranks),
+        measured_hit_ratio=measured.mean(-1, names.HIT),
+        dataset_bytes=dataset_bytes if dataset_bytes is not None else int(measured.mean(-1, names.DATASET)),
+        notes=(*storage.notes, *_notes_on_data(measured, rank, dataset_bytes)),
+        storage_known=storage.is_known,
+    )
 
-    def mean(rank: int, quantity: str, column: str = "mean") -> float:
-        row = rows.get((rank, quantity))
-        return float(row[column]) if row else 0.0
 
-    def error(rank: int, quantity: str) -> float:
-        return mean(rank, quantity, "error")
-
-    if not any((rank, names.BATCH) in rows for rank in ranks):
+def _refuse_unseen_reads(measured: _Quantities) -> None:
+    """Raises MissingDataError if the run does not show what the makers of batches read."""
+    if not any(measured.has(rank, names.BATCH) for rank in measured.ranks):
         raise MissingDataError(
             "the run shows no read call of the threads that make batches",
             hint="data read through a memory map or by other threads cannot be forecast; see `analyze loader_rates`",
         )
-    elsewhere = mean(-1, names.ELSEWHERE)
+    elsewhere = measured.mean(-1, names.ELSEWHERE)
     if elsewhere > _ELSEWHERE_RATIO:
         raise MissingDataError(
             f"{100 * elsewhere:.0f} % of the bytes are read by other threads than those that make batches",
             hint="reads by other threads (the pool of Arrow, a reader of the script) cannot be forecast; see"
             " `analyze loader_rates` for what was read, `analyze io_cache` for what a cache would have answered",
         )
+
+
+def _storage_of(measured: _Quantities, rank: int, calibration: Calibration | None) -> _Storage:
+    """Return the rates of storage: measured, else from a calibration, else those of the page cache."""
+    cached, reader, storage = (measured.mean(-1, q) for q in (names.CACHED, names.READER, names.STORAGE))
     notes: list[str] = []
-
-    # A step ends when the slowest rank has its batch: the one whose loader or compute takes longest.
-    def slowness(rank: int) -> float:
-        workers = max(mean(rank, names.WORKERS), 1)
-        return max(mean(rank, names.COMPUTE), mean(rank, names.PREP) / workers)
-
-    rank = max(ranks, key=slowness)
-    cached, reader, storage = (mean(-1, q) for q in (names.CACHED, names.READER, names.STORAGE))
-    workers, on_host = int(mean(rank, names.WORKERS)), int(mean(-1, names.RANKS))
     if not cached:
         cached = math.inf
         notes.append("page cache: not measured, since no file came from it; its reads count as free, a lower bound")
-    storage_known = reader > 0
-    if not storage_known:
-        size = mean(rank, names.BATCH) / max(mean(rank, names.RANGES), 1.0)
+    is_known = reader > 0
+    if not is_known:
+        size = measured.mean(rank, names.BATCH) / max(measured.mean(rank, names.RANGES), 1.0)
         expected = calibration.expected("random_read", [size]) if calibration else None
         if calibration is not None and expected is not None:
             reader = size / float(expected.time_ns[0]) * 1e9
@@ -123,80 +175,73 @@ def inputs_of(rates: Table, calibration: Calibration | None = None, *, dataset_b
                 f"storage: from the calibration ({calibration.date[:10]}), one reader; the run read everything from"
                 " the page cache"
             )
-            storage_known = True
+            is_known = True
         else:
             reader = cached
             notes.append(
                 "storage: not measured, since every file came from the page cache; rows below 100 % are left"
                 " out (give --calibration, or record an epoch with a cold cache)"
             )
-    if storage_known and not storage:
+    if is_known and not storage:
         storage = reader
-        if max(workers, 1) * on_host > 1:
+        if max(int(measured.mean(rank, names.WORKERS)), 1) * int(measured.mean(-1, names.RANKS)) > 1:
             notes.append(
                 "storage: two readers were rarely in it at once; all readers together get the rate of one,"
                 " so steps with little cached are an upper bound"
             )
     elif storage > 1.3 * reader:
-        readers = mean(-1, names.READERS)
+        readers = measured.mean(-1, names.READERS)
         notes.append(
             f"storage: more readers got more ({readers:.1f} at once, mean); its limit was not reached, and"
             " more readers than that are an extrapolation"
         )
-    storage = max(storage, reader) if storage_known else cached
-    streams = int(mean(-1, names.UNLOCATED))
+    return _Storage(cached, reader, max(storage, reader) if is_known else cached, is_known, tuple(notes))
+
+
+def _notes_on_data(measured: _Quantities, rank: int, dataset_bytes: int | None) -> list[str]:
+    """Say what the run does not show of the data set, and where its loader differs from the model's."""
+    notes: list[str] = []
+    streams = int(measured.mean(-1, names.UNLOCATED))
     if dataset_bytes is None and streams:
         notes.append(
             f"data set: not measured, since {count_noun(streams, 'file')} {'are' if streams > 1 else 'is'} read through"
             " streams that stay open, without known offsets; --cache-size needs --dataset-size"
         )
-    elif dataset_bytes is None and mean(-1, names.EPOCHS) < _WHOLE_EPOCHS:
+    elif dataset_bytes is None and measured.mean(-1, names.EPOCHS) < _WHOLE_EPOCHS:
         notes.append(
             "data set: the run reads little of it twice, so it may be larger than seen; --cache-size is"
             " compared with what was read (give --dataset-size)"
         )
-    again = mean(-1, names.EPOCHS) / max(mean(-1, names.PASSES), 1.0)
+    again = measured.mean(-1, names.EPOCHS) / max(measured.mean(-1, names.PASSES), 1.0)
     if again >= AMPLIFIED_FROM:
         notes.append(
             f"hits: each byte is read {again:.3g} times in an iteration of the loader, and the forecast takes"
             " each to be read once: a cache answers more (`analyze io_cache` counts what it would have"
             " answered in this run, `analyze io_advice` says what to change)"
         )
-    prep, queued = mean(rank, names.PREP), mean(rank, names.QUEUED)
+    prep, queued = measured.mean(rank, names.PREP), measured.mean(rank, names.QUEUED)
     if prep and queued > _QUEUED_RATIO * prep:
         notes.append(
             f"prep: {100 * queued / prep:.0f} % of it is waiting for a CPU; with more workers than free CPUs a"
             " batch takes longer than forecast"
         )
-    job = cache_model.LoadingJob(
-        mean(rank, names.COMPUTE), prep, mean(rank, names.BATCH), workers, on_host, cached, reader, storage
-    )
+    return notes
 
-    def moved(sign: int) -> cache_model.LoadingJob:
-        """The job with every input one standard error better (-1) or worse (1)."""
 
-        def rate(value: float, quantity: str) -> float:
-            return max(value - sign * error(-1, quantity), 0.1 * value)
+def _moved(job: cache_model.LoadingJob, measured: _Quantities, rank: int, sign: int) -> cache_model.LoadingJob:
+    """Return the job with every input one standard error better (-1) or worse (1)."""
 
-        return replace(
-            job,
-            compute_ns=max(job.compute_ns + sign * error(rank, names.COMPUTE), 0.0),
-            prep_ns=max(prep + sign * error(rank, names.PREP), 0.0),
-            batch_bytes=max(job.batch_bytes + sign * error(rank, names.BATCH), 0.0),
-            cached_bytes_per_s=rate(cached, names.CACHED),
-            reader_bytes_per_s=rate(reader, names.READER),
-            storage_bytes_per_s=rate(storage, names.READER),
-        )
+    def rate(value: float, quantity: str) -> float:
+        return max(value - sign * measured.error(-1, quantity), 0.1 * value)
 
-    return Inputs(
-        job=job,
-        better=moved(-1),
-        worse=moved(1),
-        measured_step_ns=max(mean(r, names.STEP) for r in ranks),
-        measured_hit_ratio=mean(-1, names.HIT),
-        dataset_bytes=dataset_bytes if dataset_bytes is not None else int(mean(-1, names.DATASET)),
-        notes=tuple(notes),
-        storage_known=storage_known,
+    return replace(
+        job,
+        compute_ns=max(job.compute_ns + sign * measured.error(rank, names.COMPUTE), 0.0),
+        prep_ns=max(job.prep_ns + sign * measured.error(rank, names.PREP), 0.0),
+        batch_bytes=max(job.batch_bytes + sign * measured.error(rank, names.BATCH), 0.0),
+        cached_bytes_per_s=rate(job.cached_bytes_per_s, names.CACHED),
+        reader_bytes_per_s=rate(job.reader_bytes_per_s, names.READER),
+        storage_bytes_per_s=rate(job.storage_bytes_per_s, names.READER),
     )
 
 
