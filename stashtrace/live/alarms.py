@@ -87,7 +87,7 @@ class Alarms:
 
     def answer(self, request: Request, newest: int, at_ns: int) -> None:
         """Open a window that somebody asks for, or the part of this host in that of another one."""
-        if request.collector:
+        if request.is_for_part:
             self._deepen(request, self.windows.answer(request, newest, at_ns), newest, at_ns)
             return
         path, why = self._open(replace(request, step=newest), "asked", newest, at_ns)
@@ -103,7 +103,7 @@ class Alarms:
 
     def refuse(self, request: Request, why: str) -> None:
         """Say that there is no window, or no part of this host in it."""
-        if request.collector:
+        if request.is_for_part:
             self.windows.refuse(request, why)
             return
         event = Event(CAPTURE, failure_text(request, why), time.time_ns(), request=request.name)

@@ -76,6 +76,11 @@ class Request:
     first_step: int = -1
 
     @property
+    def is_for_part(self) -> bool:
+        """Whether a collector asks for the part of a host."""
+        return bool(self.collector)
+
+    @property
     def is_asked(self) -> bool:
         """Whether somebody asked for it, so that no trigger counts."""
         return self.event == CAPTURE
@@ -126,7 +131,7 @@ def _read_request(path: Path) -> Request:
         value, default = facts[one.name], cast(Any, one.default)
         values[one.name] = tuple(map(str, value)) if isinstance(default, tuple) else type(default)(value)
     request = Request(**values)
-    if (request.collector or request.window) and _WINDOW_NAME.fullmatch(request.window) is None:
+    if (request.is_for_part or request.window) and _WINDOW_NAME.fullmatch(request.window) is None:
         raise ValueError(request.window)
     return request
 
