@@ -23,7 +23,7 @@ from stashtrace.timeline.timeline import export_perfetto
 
 #: Of the job whose amounts are compared, and of the one whose rows are counted.
 RANKS, STEPS, EACH = 8, 25, 10
-FEW_RANKS, FEW_STEPS = 2, 5
+FEW_RANKS, FEW_STEPS = 4, 8
 LATE_RANK = 5
 _GRADIENTS = "wait stream=2 for=0; allreduce 4MB stream=2; wait stream=3 for=0; allgather 1MB stream=3;"
 _STEP = f"""
