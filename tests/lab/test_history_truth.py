@@ -24,6 +24,7 @@ pytest.importorskip("pyarrow")
 TRAIN, OTHER = Job(("torchrun", "train.py")), Job(("torchrun", "other.py"))
 WRITER = Job(("torchrun", "writer.py"), every_ns=20 * MINUTE, write_ns=90 * SECOND)
 NAMED = ("always", "often")
+SEEDS = pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.thorough)])
 
 
 def totals_of(folder: Path, fleet: Fleet) -> RunTotals:
@@ -35,7 +36,9 @@ def named_hosts(totals: RunTotals) -> dict[str, str]:
     return {row["host"]: row["verdict"] for row in late_hosts(totals).rows() if row["verdict"] in (*NAMED, "rank")}
 
 
-@pytest.mark.parametrize(("seed", "kind"), [(0, "fetch"), (1, "compute"), (2, "fetch")])
+@pytest.mark.parametrize(
+    ("seed", "kind"), [(0, "fetch"), (1, "compute"), pytest.param(2, "fetch", marks=pytest.mark.thorough)]
+)
 def test_a_late_host_is_named_with_its_cause(tmp_path: Path, seed: int, kind: str) -> None:
     fleet = Fleet(seed=seed, runs=80, jobs=(TRAIN, OTHER), late_hosts={"node07": (0.8, 40_000_000, kind)})
     totals = totals_of(tmp_path, fleet)
@@ -48,14 +51,14 @@ def test_a_late_host_is_named_with_its_cause(tmp_path: Path, seed: int, kind: st
     assert said[0].startswith(f"{late}, always by {words_of(kind)}; ")
 
 
-@pytest.mark.parametrize("seed", range(2))
+@SEEDS
 def test_two_late_hosts_are_both_named(tmp_path: Path, seed: int) -> None:
     planted = {"node02": (0.9, 50_000_000, "fetch"), "node09": (0.7, 45_000_000, "compute")}
     fleet = Fleet(seed=seed, runs=120, jobs=(TRAIN, OTHER), late_hosts=planted)
     assert named_hosts(totals_of(tmp_path, fleet)).keys() == set(planted)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@SEEDS
 def test_a_rank_that_is_late_wherever_it_runs_blames_no_host(tmp_path: Path, seed: int) -> None:
     """Hosts in alphabetical order: rank 0, which saves and logs, is on node00 and node01 far more than on others."""
     job = Job(("torchrun", "train.py"), busy_rank=0, busy_ns=40_000_000)
@@ -93,7 +96,8 @@ def test_nothing_is_named_where_nothing_was_planted(tmp_path: Path, seed: int) -
 
 
 @pytest.mark.parametrize(
-    ("seed", "growth", "verdict"), [(0, 0.18, "slower"), (1, -0.18, "faster"), (2, 0.18, "slower")]
+    ("seed", "growth", "verdict"),
+    [(0, 0.18, "slower"), (1, -0.18, "faster"), pytest.param(2, 0.18, "slower", marks=pytest.mark.thorough)],
 )
 def test_the_commit_that_changed_the_step(tmp_path: Path, seed: int, growth: float, verdict: str) -> None:
     late = {"node07": (0.8, 40_000_000, "fetch")}
@@ -119,7 +123,7 @@ def test_a_growth_below_the_limit_is_none(tmp_path: Path) -> None:
     assert [row["verdict"] for row in slow_commits(totals, limit_percent=0.5).rows()] == ["slower"]
 
 
-@pytest.mark.parametrize("seed", range(2))
+@SEEDS
 def test_the_writer_that_slowed_reads(tmp_path: Path, seed: int) -> None:
     totals = totals_of(tmp_path, Fleet(seed=seed, runs=40, jobs=(TRAIN, WRITER), write_slows=3.0, between_hours=1.0))
     rows = list(interference(totals).rows())

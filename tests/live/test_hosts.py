@@ -138,7 +138,7 @@ def late_job(folder: Path, steps_count: int = 200, **more: Any) -> dict[tuple[in
     return late
 
 
-@pytest.mark.parametrize("inside_count", [0, 20])
+@pytest.mark.parametrize("inside_count", [pytest.param(0, marks=pytest.mark.thorough), 20])
 def test_hosts_with_one_clock_equal_the_analysis(tmp_path: Path, inside_count: int) -> None:
     """To the nanosecond, on every step of every rank; waits for a rank of the other host are among them.
 
@@ -352,7 +352,7 @@ def test_a_directory_that_is_not_shared(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("pace", [1, 9])
+@pytest.mark.parametrize("pace", [1, pytest.param(9, marks=pytest.mark.thorough)])
 def test_a_stuck_job_is_reported_by_the_host_of_the_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pace: int
 ) -> None:
@@ -385,7 +385,7 @@ def test_a_stuck_job_is_reported_by_the_host_of_the_rank(
     assert stuck[1].sentences[0].startswith("no progress for ")
 
 
-@pytest.mark.parametrize("dead", [2, 1])
+@pytest.mark.parametrize("dead", [2, pytest.param(1, marks=pytest.mark.thorough)])
 def test_a_job_whose_other_hosts_are_not_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dead: int) -> None:
     """Each host has a separate directory: ranks that are not seen are never named, whatever the others wait for.
 

@@ -112,7 +112,7 @@ def steps_by_rank(table: Table) -> dict[int, list[int]]:
     return {rank: sorted(table["step"][table["rank"] == rank].tolist()) for rank in np.unique(table["rank"]).tolist()}
 
 
-@pytest.mark.parametrize("paces", [(1, 6), (4, 1)])
+@pytest.mark.parametrize("paces", [(1, 6), pytest.param((4, 1), marks=pytest.mark.thorough)])
 def test_the_window_of_a_slow_step_has_all_hosts(tmp_path: Path, paces: tuple[int, int]) -> None:
     """Also where the other host has let go of the steps before: 20 before it and 5 after, one line, one call."""
     at: list[int] = []
@@ -159,7 +159,7 @@ def test_a_host_that_looks_seldom(tmp_path: Path) -> None:
     assert [event.text.endswith(")") for event in captures(target)] == [True]
 
 
-@pytest.mark.parametrize("apart", [0, 3])
+@pytest.mark.parametrize("apart", [pytest.param(0, marks=pytest.mark.thorough), 3])
 def test_two_hosts_see_the_same_slow_step(tmp_path: Path, apart: int) -> None:
     """In the same round or some rounds later: one window, one line, one call."""
     seen: list[tuple[int, int]] = []
@@ -314,7 +314,7 @@ def test_the_disk_of_the_host_that_saw_it_is_full(tmp_path: Path, monkeypatch: p
     assert sealed.text.endswith(", without ranks 0,1 on node01 (No space left on device)")
 
 
-@pytest.mark.parametrize("rounds", [0, 1, 2])
+@pytest.mark.parametrize("rounds", [0, pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_a_run_directory_that_vanishes(tmp_path: Path, rounds: int) -> None:
     """When the trigger comes, or while the parts are collected: no follower fails, nothing is made again."""
     late_job(tmp_path / "job")
@@ -343,7 +343,7 @@ def test_a_run_directory_that_vanishes(tmp_path: Path, rounds: int) -> None:
     assert not followers[0].windows.collecting.parts
 
 
-@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("begun", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_the_host_that_saw_it_dies_while_parts_are_collected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
@@ -371,7 +371,7 @@ def test_the_host_that_saw_it_dies_while_parts_are_collected(
     assert not [path for path in windows(target)[0].iterdir() if path.is_dir() or path.name == "taken"]
 
 
-@pytest.mark.parametrize("moved_count", [0, 1])
+@pytest.mark.parametrize("moved_count", [pytest.param(0, marks=pytest.mark.thorough), 1])
 def test_a_slow_host_is_taken_for_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved_count: int) -> None:
     """It has begun to put the window together when the other one means to do so in its place: one of them does."""
     target, times, moved, looks = tmp_path / "grown", [0], list[Path](), list[int]()
