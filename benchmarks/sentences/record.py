@@ -56,7 +56,7 @@ def run(case: Case, folder: Path, data: Path) -> Recorded:
     RuntimeError
         If the job fails.
     machine.Missing
-        If this machine lacks what the case needs, a framework or a network namespace.
+        If this machine lacks what the case needs, a framework, a library or a network namespace.
     """
     clock = folder / "clock"
     if not (folder / "run").exists():
@@ -93,6 +93,8 @@ def _run(case: Case, folder: Path, clock: Path, data: Path) -> None:
     elif case.program == "reader":
         script = [str(READER), "--clock", str(clock)]
     elif case.program == "jobs":
+        if "--library" in words and not _loads(words[words.index("--library") + 1]):
+            raise machine.Missing(f"no {words[words.index('--library') + 1]} on this machine")
         script = [str(JOBS), "--clock", str(clock), *words]
     else:
         if importlib.util.find_spec(case.program) is None:
@@ -100,6 +102,12 @@ def _run(case: Case, folder: Path, clock: Path, data: Path) -> None:
         script = [str(FRAMEWORKS), case.program, "--clock", str(clock), *words]
     with _link(case) as options:
         _record(_launched(case, script, options), folder, bool(case.expected.ending))
+
+
+def _loads(library: str) -> bool:
+    """Whether a process can load a library; another one tries it."""
+    command = [sys.executable, "-c", f"import ctypes; ctypes.CDLL({library!r})"]
+    return subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
 
 
 def summed_up(trace: Trace, truth_of: Any) -> Recorded:
