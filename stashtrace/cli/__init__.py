@@ -112,7 +112,7 @@ def help_text() -> str:
 def command_module(name: str) -> ModuleType:
     """Import and return the module of a command: its ``parser()`` and ``main(argv)``.
 
-    Raises UsageError if there is no such command; the hint names a similar one.
+    Raises UsageError if there is no such command; the hint names the analysis of that name, or a similar command.
     """
     names = [known for known, _ in COMMANDS]
     if name in names:
@@ -121,6 +121,10 @@ def command_module(name: str) -> ModuleType:
         return import_module(f"stashtrace.cli.commands.{name.replace('-', '_')}")
     from difflib import get_close_matches
 
+    from stashtrace.analysis.registry import ANALYSES
+
+    if name in (known for known, _, _ in ANALYSES):
+        raise UsageError(f"no command named {name!r}", hint=f"it is an analysis: `stashtrace analyze {name} RUN`")
     near = get_close_matches(name, names, n=1)
     hint = f"did you mean `stashtrace {near[0]}`?" if near else "`stashtrace --help` lists the commands"
     raise UsageError(f"no command named {name!r}", hint=hint)

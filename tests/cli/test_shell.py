@@ -106,6 +106,10 @@ def test_help_of_analyze_keeps_names_and_texts_apart(capsys: pytest.CaptureFixtu
     ("words", "error"),
     [
         (["rum"], "error: no command named 'rum'\n\nhint: did you mean `stashtrace run`?\n"),
+        (
+            ["lines"],
+            "error: no command named 'lines'\n\nhint: it is an analysis: `stashtrace analyze lines RUN`\n",
+        ),
         (["qqq"], "error: no command named 'qqq'\n\nhint: `stashtrace --help` lists the commands\n"),
         (
             ["--frobnicate"],
