@@ -9,6 +9,7 @@ Where files of ranks are missing nobody can know who was late, so the split of c
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 import re
 import sqlite3
@@ -16,6 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from ground_truth import machine
 
 import stashtrace
 from sentences import record
@@ -78,7 +81,9 @@ def of(folder: Path) -> list[Foreign]:
 
 
 def read(case: Foreign) -> record.Recorded:
-    """What the summary says of it, and what is true."""
+    """What the summary says of it, and what is true. Raises machine.Missing if what reads its format is not there."""
+    if case.paths[0].suffix == ".darshan" and importlib.util.find_spec("darshan") is None:
+        raise machine.Missing("PyDarshan is not installed")
     trace = stashtrace.load([str(path) for path in case.paths] if len(case.paths) > 1 else str(case.paths[0]))
     return record.summed_up(trace, lambda windows: case.truth(case.paths, windows))
 
