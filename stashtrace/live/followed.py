@@ -19,9 +19,10 @@ from stashtrace.live import times
 from stashtrace.live.accounts import CONTEXT_STEPS, LiveAccounts, Round
 from stashtrace.live.alarms import Alarms, TriggerCommand
 from stashtrace.live.deeper import BUDGET_RATIO, Budget, DeeperSteps
-from stashtrace.live.hosts.requests import ASLEEP, IdleRecording, Request, take_requests
+from stashtrace.live.hosts.requests import Request, take_requests
 from stashtrace.live.hosts.shared_ranks import OtherHosts, Share, other_launchers
 from stashtrace.live.hosts.windows import Windows
+from stashtrace.live.idle import ASLEEP, IdleRecording
 from stashtrace.live.newest import gpus_of, losses_by_process, recorder_cpu_ns, said_of
 from stashtrace.live.state import Event, EventLog, LiveState, job_of, pod_of, read_states
 from stashtrace.live.table import GrowingSum, LiveFile, LiveTotals
