@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -85,11 +86,13 @@ WRITES_BACK = frozenset({"write", "pwrite", "writev", "fsync", "fdatasync", "syn
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = 1024  # pgpgout counts KiB
 _MOST_PROCESSES = 512
+#: Names of the recorder's threads begin so (csrc/runtime/drainer.cpp and the others that set PR_SET_NAME).
+_RECORDER = "stashtrace"
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Sums of a process and of all below it; -1 if unknown."""
+    """Sums of a process and of all below it, without what the recorder's threads in them did; -1 if unknown."""
 
     state: str
     run_ns: int
@@ -109,11 +112,22 @@ def read_moment(pid: int) -> Moment | None:
         chosen = fields if one == pid else stat_fields(f"/proc/{one}/stat")
         if chosen is None:
             continue  # it has ended meanwhile, and its time is in that of its parent
-        run_ns += sum(int(chosen[at]) for at in (11, 12, 13, 14)) * _TICK_NS
-        bytes_of = _moved_bytes(one)
+        ours = _recorder_threads(one)
+        of_ours = [of_thread for folder in ours if (of_thread := stat_fields(f"{folder}/stat")) is not None]
+        ticks = sum(int(chosen[at]) for at in (11, 12, 13, 14))
+        run_ns += (ticks - sum(int(of_thread[at]) for of_thread in of_ours for at in (11, 12))) * _TICK_NS
+        bytes_of = _moved_bytes(one, ours)
         known = known and (bytes_of >= 0 or one != pid)
         moved += max(bytes_of, 0)
     return Moment(fields[0], run_ns, moved if known else -1, _written_back())
+
+
+def _recorder_threads(pid: int) -> list[str]:
+    """Return the folders of the recorder's threads: it samples whether or not the job gets on.
+
+    Where it samples stacks, it copies some MB of them a second by writing to a file in memory (csrc/stacks/memory.cpp).
+    """
+    return [folder for folder in _threads(pid) if _read(f"{folder}/comm").startswith(_RECORDER)]
 
 
 def read_thread(pid: int, tid: int) -> ThreadPeek | None:
@@ -189,26 +203,26 @@ def stat_fields(path: str) -> list[str] | None:
 
 
 def _children(pid: int) -> Iterable[int]:
+    for thread in _threads(pid):
+        yield from map(int, _read(f"{thread}/children").split())
+
+
+def _threads(pid: int) -> list[str]:
+    """Return the folders of the threads of a process; none of one that has ended."""
     try:
-        threads = os.listdir(f"/proc/{pid}/task")
+        return [f"/proc/{pid}/task/{tid}" for tid in os.listdir(f"/proc/{pid}/task")]
     except OSError:
-        return
-    for tid in threads:
-        yield from map(int, _read(f"/proc/{pid}/task/{tid}/children").split())
+        return []
 
 
 def outer_tid(pid: int, tid: int) -> int:
     """Return the number that this host has for a thread which a container numbers on its own."""
     if tid == pid or os.path.exists(f"/proc/{pid}/task/{tid}"):
         return tid
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return tid
-    for outer in threads:
-        for line in _read(f"/proc/{pid}/task/{outer}/status").splitlines():
+    for thread in _threads(pid):
+        for line in _read(f"{thread}/status").splitlines():
             if line.startswith("NSpid:") and line.split()[-1] == str(tid):
-                return int(outer)
+                return int(os.path.basename(thread))
     return tid
 
 
@@ -220,15 +234,20 @@ def own_tid(pid: int, tid: int) -> int:
     return tid
 
 
-def _moved_bytes(pid: int) -> int:
-    counts = {}
-    for line in _read(f"/proc/{pid}/io").splitlines():
-        name, _, value = line.partition(":")
-        counts[name] = int(value)
+def _moved_bytes(pid: int, without: Iterable[str]) -> int:
+    """Return the bytes that a process moved, less those of some of its threads; -1 if unknown."""
+    counts = _io_counts(f"/proc/{pid}")
     if not counts:
         return -1
-    asked = counts.get("rchar", 0) + counts.get("wchar", 0)  # of the page cache, too, but not through mappings
-    return max(asked, counts.get("read_bytes", 0) + counts.get("write_bytes", 0))
+    for thread in without:
+        counts.subtract(_io_counts(thread))
+    asked = counts["rchar"] + counts["wchar"]  # of the page cache, too, but not through mappings
+    return max(asked, counts["read_bytes"] + counts["write_bytes"])
+
+
+def _io_counts(folder: str) -> Counter[str]:
+    lines = (line.partition(":") for line in _read(f"{folder}/io").splitlines())
+    return Counter({name: int(value) for name, _, value in lines})
 
 
 def _written_back() -> int:

@@ -126,6 +126,31 @@ def test_bytes_and_messages_are_progress(tmp_path: Path) -> None:
         assert way_of_progress(*peek_at(pid).progress()) != ""
 
 
+def test_what_the_recorder_does_is_no_progress() -> None:
+    """Its thread copies stacks to a file in memory, and takes CPU time, in each worker of a rank that stands still."""
+    works = (
+        "import ctypes, threading\n"
+        "def sample():\n"
+        "    ctypes.CDLL(None).prctl(15, sys.argv[1].encode(), 0, 0, 0)  # PR_SET_NAME\n"
+        "    copy = os.memfd_create('stacks')\n"
+        "    while True: os.pwrite(copy, bytes(1 << 21), 0)\n"
+        "threading.Thread(target=sample, daemon=True).start()\n"
+        "time.sleep(60)"
+    )
+    for name, expected in (("stashtrace proc", ""), ("writer", MOVES)):
+        with program(works, name) as pid:
+            wait_until_named(pid, name)
+            peek = peek_at(pid)
+        assert way_of_progress(*peek.progress()) == expected, peek
+
+
+def wait_until_named(pid: int, name: str) -> None:
+    end = time.monotonic() + 60
+    while name not in {file.read_text().strip() for file in Path(f"/proc/{pid}/task").glob("*/comm")}:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 def test_the_cpu_time_of_who_holds_the_gil_is_no_progress() -> None:
     thread = ThreadPeek(7, "logger", frames=("flush at train.py:3",))
     peek = Peek(7, 2_000, 1_000, "S", thread_ran_ns=0, others_ran_ns=900)
