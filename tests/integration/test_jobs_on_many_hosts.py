@@ -141,7 +141,8 @@ class TestTorchrun:
         assert all(list((tmp_path / host.name / "disk").iterdir()) == [] for host in three)
         done = stashtrace("merge", url, "--out", "whole", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        assert "hosts: node0 rank" in done.stderr
+        said = stashtrace("summary", "--all", "whole", cwd=tmp_path).stdout
+        assert "hosts: node0 rank" in said, said
         check_whole(tmp_path, "whole", three)
 
     @pytest.mark.thorough

@@ -134,7 +134,7 @@ def test_hosts_with_separate_directories(pair: list[Host], tmp_path: Path) -> No
         (state,) = read_states(run)
         assert state.notes == [
             f"this host sees rank {rank} of 2: other hosts do not record into {run}, "
-            "so it cannot say for which of their ranks its own ranks wait"
+            "so it cannot say for which of their ranks the ranks of this host wait"
         ]
         assert not (run / HOSTS_FOLDER).exists()
 

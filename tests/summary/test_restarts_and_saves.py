@@ -8,9 +8,8 @@ from builders import MS, TraceBuilder
 from scenes import job
 
 from stashtrace.analysis.findings import summarize
-from stashtrace.analysis.graph.transfer_nodes import IN_COLLECTIVES
 from stashtrace.replay.causes import causes
-from stashtrace.schema.kinds import PhaseFlag, StallKind, WaitOp
+from stashtrace.schema.kinds import IN_COLLECTIVES, PhaseFlag, StallKind, WaitOp
 from stashtrace.summary.summary_document import document
 from stashtrace.summary.summary_text import summary
 from stashtrace.summary.words.cause_templates import _DOES
