@@ -25,10 +25,8 @@ from stashtrace.schema.trace import EventTables, RawProcess
 RECORDS = ("nccl_comm", "nccl_call", "nccl_task", "nccl_channel", "nccl_proxy", "device_bracket", "stream_info")
 TABLES = ("collectives", "collective_details", "groups", "metadata", "tracks")
 
-UNSEEN_STATUS = 3
 #: ncclInProgress: launched later by another thread, which is not a failure.
 _IN_PROGRESS = 7
-_MESSAGES = (kinds.CollectiveOp.SEND, kinds.CollectiveOp.RECEIVE)
 _NAMES = {op: "nccl" + "".join(w.capitalize() for w in op.name.split("_")) for op in kinds.CollectiveOp} | {
     kinds.CollectiveOp.ALL_TO_ALL: "ncclAlltoAll",
     kinds.CollectiveOp.RECEIVE: "ncclRecv",
@@ -154,7 +152,7 @@ def _collectives(timed: Timed, groups: dict[int, _Communicator], context: Decode
         "return_ns": timed.return_ns,
         "begin_ns": timed.device_begin_ns,
         "end_ns": timed.device_end_ns,
-        "status_code": np.where(failed, 1, np.where(known, 0, UNSEEN_STATUS)),
+        "status_code": np.where(failed, 1, np.where(known, 0, kinds.UNSEEN_STATUS)),
         "source_code": timed.source,
         "device_begin_ns": timed.device_begin_ns,
         "device_end_ns": timed.device_end_ns,
@@ -197,7 +195,7 @@ def _number(
     communicators = GroupBy(timed.group_hash, ranks)
     hashes, comm = communicators.keys[0], communicators.number
     # Puts and signals (OTHER) go to one rank, too, and wake whoever waits for them.
-    message = np.isin(timed.op, (*_MESSAGES, kinds.CollectiveOp.OTHER))
+    message = np.isin(timed.op, (*kinds.MESSAGES, kinds.CollectiveOp.OTHER))
     order = np.lexsort((timed.call_ns, timed.sequence, comm))
     before: Int64 = np.cumsum(message[order]) - message[order]
     first = np.searchsorted(comm[order], comm[order])
@@ -208,7 +206,7 @@ def _number(
     # 3 one-sided operations, from 4 on the pairs of ranks that exchange messages.
     has_calls = communicators.any(timed.called)
     replayed = (timed.flags & kinds.NcclFlag.REPLAYED) != 0
-    pair = np.isin(timed.op, _MESSAGES) & timed.called & (ranks >= 0) & (timed.peer >= 0)
+    pair = np.isin(timed.op, kinds.MESSAGES) & timed.called & (ranks >= 0) & (timed.peer >= 0)
     sends = timed.op == kinds.CollectiveOp.SEND
     source, target = np.where(sends, ranks, timed.peer), np.where(sends, timed.peer, ranks)
     subgroup = np.where(pair, 4 + 2 * timed.peer + sends, np.where(replayed, 1, 0))

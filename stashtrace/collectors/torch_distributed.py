@@ -15,13 +15,12 @@ import numpy.typing as npt
 
 from stashtrace.collectors.decode_context import DecodeContext, columns_of, for_each
 from stashtrace.schema.groupby import GroupBy, Int64
-from stashtrace.schema.kinds import CollectiveSource
+from stashtrace.schema.kinds import FAILED_STATUS, UNSEEN_STATUS, CollectiveSource
 from stashtrace.schema.trace import EventTables, RawProcess, RawRecords
 
 RECORDS = ("collective_call", "collective_done", "collective_wait", "group", "group_count", "group_peer")
 TABLES = ("collectives", "collective_waits", "groups", "tracks")
 
-FAILED_STATUS, UNSEEN_STATUS = 1, 3
 #: Of the flags of a call: from this bit on they are an ElementType.
 _ELEMENT_BIT = 8
 _LOOPBACK = ("127.", "::1")

@@ -21,15 +21,13 @@ from stashtrace.schema.kinds import IoFlag, IoOp, ProcessRole, Severity
 from stashtrace.schema.possible import MOST_RANKS
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import EventTables, LossRow, losses_columns
+from stashtrace.schema.trace import WHOLE_FILES, EventTables, LossRow, losses_columns
 from stashtrace.schema.tracks import TrackRegistry
 from stashtrace.text.units import duration_text
 
 Int64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-#: Reporter of losses that concern whole files, whatever their format.
-WHOLE_FILES = "importers"
 #: Bound of major and minor compute capability; larger numbers are damage.
 _HIGHEST_CAPABILITY = 1000
 _ENDS = frozenset({"end_ns", "device_end_ns", "return_ns"})

@@ -14,14 +14,13 @@ import numpy as np
 from stashtrace.loading.decode import IoRows
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.groupby import Bools
-from stashtrace.schema.kinds import IoFlag, IoOp
+from stashtrace.schema.kinds import IO_WAITED, IoOp
 from stashtrace.schema.order import SORT_KEYS
 from stashtrace.schema.table import Array, GrowingTable, Table
 from stashtrace.schema.trace import EventTables, Trace
 
 #: The calls of runs with at most this many are kept in memory: 44 bytes each.
 KEPT_ROWS = 8_000_000
-_BLOCKED = int(IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)
 #: Masks by code (any of 16 bits in a damaged file): calls that are notable, and calls that may be.
 _RECEIVES, _WRITES = np.zeros((2, 1 << 16), dtype=np.bool_)
 _RECEIVES[[IoOp.RECV, IoOp.CONNECT]] = True
@@ -168,7 +167,7 @@ def _read(outline: Outline, *, notable: _Notable | None = None, columns: dict[st
 
 def _is_notable(io: Table, loop_tracks: Bools) -> Bools:
     op, track = io["op_code"].view(np.uint16), io["track_id"]
-    notable = ((io["io_flags"] & _BLOCKED) != 0) | _RECEIVES[op]
+    notable = ((io["io_flags"] & IO_WAITED) != 0) | _RECEIVES[op]
     if len(track) and loop_tracks[track[0] : track[-1] + 1].any():
         notable |= _WRITES[op] & (io["path_code"] > 0) & loop_tracks[track]
     return np.asarray(notable, dtype=np.bool_)

@@ -19,11 +19,16 @@ import numpy.typing as npt
 from stashtrace.collectors.decode_context import DecodeContext, Int64, Subgroup
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.groupby import Bools
-from stashtrace.schema.kinds import CollectiveFlag, CollectiveOp, CollectiveSource, NcclFlag, Severity
+from stashtrace.schema.kinds import (
+    MESSAGES,
+    UNSEEN_STATUS,
+    CollectiveFlag,
+    CollectiveOp,
+    CollectiveSource,
+    NcclFlag,
+    Severity,
+)
 from stashtrace.schema.table import Table
-
-UNSEEN_STATUS = 3
-_MESSAGES = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
 
 
 @dataclass(slots=True)
@@ -144,7 +149,7 @@ def _parts_of_other_calls(host: Table, device: Table, inside: Int64) -> Bools:
 def _vote(host: Table, device: Table, inside: Int64, notes: GroupNotes) -> None:
     """Count the calls of each group by the communicator that carried them out. Messages have separate groups."""
     chosen = np.flatnonzero(inside >= 0)
-    chosen = chosen[~np.isin(host["op_code"][inside[chosen]], _MESSAGES)]
+    chosen = chosen[~np.isin(host["op_code"][inside[chosen]], MESSAGES)]
     pairs = np.stack([device["group_hash"][chosen], host["group_hash"][inside[chosen]]], axis=1)
     distinct, counts = np.unique(pairs, axis=0, return_counts=True)
     for (nccl, torch), count in zip(distinct.tolist(), counts.tolist(), strict=True):

@@ -18,13 +18,13 @@ from stashtrace.analysis.collectives.collective_waits import collective_rows
 from stashtrace.analysis.intervals import Int64, int64, rows_of
 from stashtrace.analysis.stalls.batch_waits import BatchWaits, batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
-from stashtrace.analysis.stalls.rows_by_thread import IO_WAITED, READ_OPS, TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import READ_OPS, TraceIndex
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.analysis.stragglers.late import late
 from stashtrace.errors import MissingDataError
 from stashtrace.report.wait_text import wait_text
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import BatchPhase, StallKind
+from stashtrace.schema.kinds import IO_WAITED, BatchPhase, StallKind
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

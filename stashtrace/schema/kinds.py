@@ -377,6 +377,26 @@ SYNCHRONISING_OPS = (
     CollectiveOp.ALL_TO_ALL,
     CollectiveOp.BARRIER,
 )
+#: Operations between two ranks.
+MESSAGES = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
+#: Operations in which the root feeds the others, and those in which it waits for them.
+FROM_ROOT, TO_ROOT = (CollectiveOp.BROADCAST, CollectiveOp.SCATTER), (CollectiveOp.REDUCE, CollectiveOp.GATHER)
+#: ``collectives.status_code``: it failed, its end was seen late, or was not seen.
+FAILED_STATUS, LATE_STATUS, UNSEEN_STATUS = 1, 2, 3
+
+
+#: Flags of calls in which the thread was off the CPU for storage, and of those that are on no file.
+IO_WAITED, NOT_FILES = int(IoFlag.BLOCKED | IoFlag.BLOCK_INPUT), int(IoFlag.SOCKET | IoFlag.PIPE)
+
+
+#: ``worker_id`` of a batch that the step thread made itself, and of one whose worker is not in the recording.
+MAIN_PROCESS, UNSEEN_WORKER = -1, -2
+
+
+#: Work that computes. Graphs with only a known begin and end count as that.
+COMPUTING_WORK = (DeviceWork.KERNEL, DeviceWork.GRAPH)
+#: Flags of brackets that have no usable pair of events on a device.
+UNUSABLE_BRACKET = int(BracketFlag.UNTIMED | BracketFlag.CAPTURED | BracketFlag.FAILED)
 
 
 #: Calls that return when the device has done what was asked of it before, or a part of that.
@@ -427,6 +447,12 @@ class StallKind(Code):
     LAUNCH = 11
     PYTHON = 12
     OTHER = 13
+
+
+#: Time of a link; time in which a rank is in a collective; time in which it waits for a batch.
+LINK_KINDS = (StallKind.NETWORK, StallKind.INTERCONNECT)
+IN_COLLECTIVES = (StallKind.STRAGGLER, *LINK_KINDS)
+LOADING_KINDS = (StallKind.FETCH, StallKind.PREP, StallKind.HANDOFF)
 
 
 class TrackKind(Code):

@@ -392,6 +392,10 @@ KERNELS_WINDOW, KERNELS_WINDOWS_COUNT = "kernels_window", "kernels_windows_count
 OPERATORS_RECORDED = "operators_recorded"
 #: Of a process: its recording holds work of a device that the importer cannot read; the value names it.
 DEVICE_WORK_NOT_READ = "device_work_not_read"
+#: Of a process: a benchmark sleeps where a model would compute; the value is the name of the function.
+EMULATED = "emulated_compute"
+#: Reporter of losses that concern whole files: missing, unreadable or of different jobs.
+WHOLE_FILES = "importers"
 #: Reason of a loss: the file ends early, and any part of the work behind its last event may be missing.
 FILE_CUT = "file_cut"
 #: Of a file: how many processes the recorded program had, also those without a record.

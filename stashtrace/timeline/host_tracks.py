@@ -15,6 +15,7 @@ import numpy as np
 from stashtrace import _native
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import (
+    IO_WAITED,
     NAMED_SPANS,
     BatchPhase,
     CollectiveOp,
@@ -226,9 +227,6 @@ def _of_rank(name: str, rows: RankRows) -> str:
     return f"{name} · rank {rows.rank:03d}" if rows.rank >= 0 else name
 
 
-#: Flags of calls in which the thread was off the CPU for storage.
-BLOCKED = int(IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)
-
 _OPS = [op.name.lower() for op in IoOp] + ["call"]
 _WHERE = ("", " pipe", " socket")
 
@@ -260,7 +258,7 @@ def file_layer(rows: RankRows, tree: TrackTree, root: int, bins: Bins | None) ->
 def call_piece(rows: RankRows, io: Table) -> Piece:
     """Return one slice per call."""
     flags = io["io_flags"].astype(np.int64)
-    blocked = (flags & BLOCKED) != 0
+    blocked = (flags & IO_WAITED) != 0
     where = np.where(flags & IoFlag.SOCKET, 2, np.where(flags & IoFlag.PIPE, 1, 0))
     names = Texts([f"{op}{place}{end}" for op in _OPS for place in _WHERE for end in ("", " (blocked)")])
     code = (coded(io["op_code"].astype(np.int64), list(IoOp)) * len(_WHERE) + where) * 2 + blocked
@@ -278,7 +276,7 @@ def sum_piece(rows: RankRows, parts: Iterable[Table], bins: Bins) -> Piece:
 
     Each part holds calls of one thread, sorted by begin; the parts of a thread follow each other.
     """
-    summing = _native.perfetto.CallSums(bins.origin_ns, bins.width_ns, BLOCKED)
+    summing = _native.perfetto.CallSums(bins.origin_ns, bins.width_ns, IO_WAITED)
     for part in parts:
         columns = (part[name] for name in ("begin_ns", "end_ns", "result_bytes", "path_code", "io_flags"))
         summing.add(int(part["track_id"][0]), *columns)

@@ -10,14 +10,11 @@ import numpy.typing as npt
 
 from stashtrace.analysis.intervals import NEVER, Bools, Int64, int64
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
-from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveOp, ProcessRole
+from stashtrace.schema.kinds import FROM_ROOT, SYNCHRONISING_OPS, TO_ROOT, CollectiveOp, ProcessRole
 from stashtrace.schema.strings import ranks_of
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-#: Operations in which the root feeds the others, and those in which it waits for them.
-_FROM_ROOT = (CollectiveOp.BROADCAST, CollectiveOp.SCATTER)
-_TO_ROOT = (CollectiveOp.REDUCE, CollectiveOp.GATHER)
 #: Link of a group: inside one host, between hosts, between hosts but some members share one.
 INSIDE, ACROSS, MIXED = 0, 1, 2
 #: Ends of one operation differ by less than this share of its shortest row, or by this much.
@@ -261,16 +258,16 @@ def _match_blocks(
         waits_for_all = np.isin(op, (*SYNCHRONISING_OPS, CollectiveOp.OTHER))
     else:
         waits_for_all = np.isin(op, SYNCHRONISING_OPS)
-    waits_for_all |= np.isin(op, _TO_ROOT) & is_root
+    waits_for_all |= np.isin(op, TO_ROOT) & is_root
     last_enter[rows[waits_for_all]] = late_ns[block[waits_for_all]]
     last_rank[rows[waits_for_all]] = late_rank[block[waits_for_all]]
     partial[rows[waits_for_all]] = short[block[waits_for_all]]
-    unsaid = unnamed | (np.isin(op, (*_FROM_ROOT, *_TO_ROOT)) & (root_global < 0))
+    unsaid = unnamed | (np.isin(op, (*FROM_ROOT, *TO_ROOT)) & (root_global < 0))
     partial[rows[unsaid]] = ended[block[unsaid]]
 
     root_row = np.full(len(starts), -1, dtype=np.int64)
     root_row[block[is_root]] = rows[is_root]
-    receives = np.isin(op, _FROM_ROOT) & ~is_root & (root_global >= 0)
+    receives = np.isin(op, FROM_ROOT) & ~is_root & (root_global >= 0)
     source = root_row[block[receives]]
     root_call = np.where(source >= 0, call[source], np.where(ended[block[receives]], call[rows[receives]], NEVER))
     last_enter[rows[receives]] = root_call

@@ -20,12 +20,18 @@ from stashtrace.analysis.devices.device_tables import BREAKDOWN, COPY_TIMES, IDL
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
-from stashtrace.schema.kinds import BLOCKING_CALLS, Bracket, BracketFlag, CopyDirection, DeviceWork
+from stashtrace.schema.kinds import (
+    BLOCKING_CALLS,
+    COMPUTING_WORK,
+    UNUSABLE_BRACKET,
+    Bracket,
+    BracketFlag,
+    CopyDirection,
+    DeviceWork,
+)
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-#: Graphs with only a known begin and end count as compute.
-COMPUTE = (DeviceWork.KERNEL, DeviceWork.GRAPH)
 _COPIES = (DeviceWork.COPY, DeviceWork.MEMSET)
 
 
@@ -63,7 +69,7 @@ def breakdown(
 
 def device_columns(device: work.DeviceRows, windows: work.Windows, by: work.By) -> dict[str, Any]:
     """Return the columns of one device, a row per window; ``by="rank"`` also counts batch waits outside its window."""
-    compute, communication = device.time(*COMPUTE), device.time(DeviceWork.COMMUNICATION)
+    compute, communication = device.time(*COMPUTING_WORK), device.time(DeviceWork.COMMUNICATION)
     copies, fills = device.time(*_COPIES), device.time(DeviceWork.MEMSET)
     working = compute | communication
     busy, waits = working | copies, device.waits
@@ -102,7 +108,6 @@ _LARGE_BYTES = 1_000_000
 _MEMORY = ("unknown", "pinned", "pageable", "both", "none")
 _UNKNOWN, _PINNED, _PAGEABLE, _BOTH, _NO_HOST = range(len(_MEMORY))
 _ON_HOST = (CopyDirection.HOST_TO_DEVICE, CopyDirection.DEVICE_TO_HOST, CopyDirection.HOST_TO_HOST)
-_UNUSABLE = int(BracketFlag.UNTIMED | BracketFlag.CAPTURED | BracketFlag.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +159,7 @@ def _from_kernels(trace: Trace, orphans: work.Keep, last_step: work.Keep) -> lis
     out = []
     memory_of = _memory_by_name(trace)
     for device in work.device_rows(trace, orphans=orphans, last_step=last_step):
-        working = device.time(*COMPUTE, DeviceWork.COMMUNICATION)
+        working = device.time(*COMPUTING_WORK, DeviceWork.COMMUNICATION)
         chosen = device["work_code"] == DeviceWork.COPY
         direction, name = device["copy_code"][chosen], device["name_code"][chosen]
         memory = np.where(np.isin(direction, _ON_HOST), memory_of[np.maximum(name, 0)], _NO_HOST)
@@ -180,7 +185,7 @@ def _memory_by_name(trace: Trace) -> Int64:
 def _from_brackets(trace: Trace, known: Int64) -> list[_Copies]:
     brackets = trace.device_brackets
     timed = (brackets["begin_ns"] >= 0) & (brackets["end_ns"] >= brackets["begin_ns"])
-    timed &= (brackets["bracket_code"] == Bracket.COPY) & ((brackets["bracket_flags"] & _UNUSABLE) == 0)
+    timed &= (brackets["bracket_code"] == Bracket.COPY) & ((brackets["bracket_flags"] & UNUSABLE_BRACKET) == 0)
     table = brackets.take(timed & ~np.isin(brackets["process_id"], known))
     out = []
     for rows in GroupBy(table["process_id"], table["device_index"]):

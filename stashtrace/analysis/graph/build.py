@@ -23,7 +23,7 @@ from stashtrace.analysis.graph import batch_nodes, device_nodes
 from stashtrace.analysis.graph.graph_parts import Cells, Painted, Parts, ThreadNodes, step_of
 from stashtrace.analysis.graph.node_facts import facts_of
 from stashtrace.analysis.graph.pipeline_graph import build_pipeline, is_pipeline
-from stashtrace.analysis.graph.transfer_nodes import IN_COLLECTIVES, Transfers, transfers
+from stashtrace.analysis.graph.transfer_nodes import Transfers, transfers
 from stashtrace.analysis.graph.work_graph import EdgeKind, Graph, Resource
 from stashtrace.analysis.intervals import Int64, TimeSet, int64, is_one_of
 from stashtrace.analysis.stalls.batch_waits import batch_waits
@@ -36,7 +36,7 @@ from stashtrace.analysis.steps.threads import StepThread, threads_without_steps
 from stashtrace.analysis.stragglers.pipeline_stages import stages_of
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import Awaited, BatchPhase, Bracket, CollectiveOp, SpanKind, StallKind
+from stashtrace.schema.kinds import IN_COLLECTIVES, Awaited, BatchPhase, Bracket, CollectiveOp, SpanKind, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 

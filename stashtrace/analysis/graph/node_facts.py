@@ -19,19 +19,16 @@ from stashtrace.analysis.graph.work_graph import Facts, Resource
 from stashtrace.analysis.intervals import Bools, Floats, Int64, int64, window_at
 from stashtrace.analysis.stalls.cpu_waits import Handoffs, handoffs
 from stashtrace.analysis.stalls.on_host import outer_phase_rows, time_of_spans
-from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import READ_OPS, TraceIndex
 from stashtrace.analysis.stalls.sampled_cpus import host_cpus
 from stashtrace.analysis.steps.epochs import LoaderSamples, recorded_samples, serves, step_samples
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import GroupBy, RowsBy
-from stashtrace.schema.kinds import BatchPhase, SpanKind, StallKind
+from stashtrace.schema.kinds import IO_WAITED, BatchPhase, IoFlag, SpanKind, StallKind
 from stashtrace.schema.table import Table
 
 if TYPE_CHECKING:
     from stashtrace.analysis.graph.work_graph import Graph
-
-from stashtrace.analysis.stalls.rows_by_thread import IO_WAITED, READ_OPS
-from stashtrace.schema.kinds import IoFlag
 
 #: Backends whose all-reduce is a ring for any size of the group.
 _RINGS = ("gloo",)

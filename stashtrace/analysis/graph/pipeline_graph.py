@@ -22,7 +22,7 @@ from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.stragglers.pipeline_stages import stated_numbers
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import CollectiveOp, DeviceWork, StallKind
+from stashtrace.schema.kinds import MESSAGES, DeviceWork, StallKind
 from stashtrace.schema.trace import DATA_PARALLEL_RANK, PIPELINE_STAGE, Trace
 
 #: Timers of two streams of one device agree to this.
@@ -33,7 +33,6 @@ _ONE_KERNEL_NS = 20_000
 #: most the second part of their idle time remains without a cause.
 _NEARLY_ALL, _MOST = 0.99, 0.5
 _DIRECTIONS = ("forward", "backward")
-_TALKS = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ def _work(index: TraceIndex) -> _Work:
     rank_of = np.full(int(processes["process_id"].max(initial=-1)) + 1, -1, dtype=np.int64)
     rank_of[processes["process_id"]] = processes["rank"]
     collective = np.concatenate([np.full(len(computes), -1), moved]).astype(np.int64)
-    talks = np.concatenate([np.zeros(len(computes), dtype=bool), np.isin(table["op_code"][moved], _TALKS)])
+    talks = np.concatenate([np.zeros(len(computes), dtype=bool), np.isin(table["op_code"][moved], MESSAGES)])
     begin = int64(np.concatenate([kernels["begin_ns"][computes], table["device_begin_ns"][moved]]))
     end = int64(np.concatenate([kernels["end_ns"][computes], table["device_end_ns"][moved]]))
     order = np.lexsort((end, begin, rank_of[process]))

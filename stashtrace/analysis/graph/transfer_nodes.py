@@ -15,10 +15,6 @@ from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import CollectiveOp, StallKind
 from stashtrace.schema.table import Table
 
-#: Kinds of time in which a rank waits for a collective.
-IN_COLLECTIVES = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT)
-
-
 #: A thread that asks for the end of an operation and goes on so soon did not wait for it.
 _INSTANT_NS = 200_000
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Bools, Int64
 from stashtrace.schema.groupby import GroupBy, order_by
-from stashtrace.schema.kinds import IoFlag, IoOp
+from stashtrace.schema.kinds import NOT_FILES, IoFlag, IoOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -23,7 +23,6 @@ WRITES = (IoOp.WRITE, IoOp.PWRITE, IoOp.WRITEV, IoOp.PWRITEV, IoOp.FWRITE)
 _FLUSHES = (IoOp.FSYNC, IoOp.FFLUSH)
 _METADATA = (*OPENS, IoOp.CLOSE, IoOp.FCLOSE, IoOp.LSEEK, IoOp.FSEEK, IoOp.STAT, IoOp.MMAP, IoOp.RENAME)
 OTHER, READING, WRITING, METADATA = range(4)
-NOT_FILES = int(IoFlag.SOCKET | IoFlag.PIPE)
 
 
 def _of_ops(values: dict[int, tuple[IoOp, ...]]) -> Codes:

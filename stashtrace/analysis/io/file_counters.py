@@ -24,9 +24,9 @@ from stashtrace.analysis.io.calls import (
     process_pieces,
     time_class,
 )
-from stashtrace.analysis.stalls.rows_by_thread import IO_WAITED
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy, order_by
+from stashtrace.schema.kinds import IO_WAITED
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 

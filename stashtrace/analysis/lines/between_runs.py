@@ -31,12 +31,11 @@ from stashtrace.analysis.compare.function_times import (
 )
 from stashtrace.analysis.compare.gate_verdict import Gate, other_work
 from stashtrace.analysis.lines.functions_of_run import CHANCE, line_that_changed, median_of_others, variance_from_others
-from stashtrace.analysis.lines.place_times import OF_OTHERS, OF_WORKERS
 from stashtrace.calibration.noise import errors_at
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK_OR_ALL, schema
 from stashtrace.schema.groupby import order_by
-from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.kinds import IN_COLLECTIVES, LOADING_KINDS, StallKind
 from stashtrace.schema.stall_kinds import KIND_NAMES
 from stashtrace.schema.table import Table
 
@@ -74,8 +73,8 @@ LINES_BETWEEN_RUNS = schema(
     col.ns("most_rank_change_ns", "its change over all its kinds, 0 if there is none", detail=5),
 )
 _NO_DIFFERENCE = "no difference"
-_OTHERS_NAMES = {StallKind(kind).name.lower() for kind in OF_OTHERS}
-_WORKERS_NAMES = {StallKind(kind).name.lower() for kind in OF_WORKERS}
+_OTHERS_NAMES = {StallKind(kind).name.lower() for kind in IN_COLLECTIVES}
+_WORKERS_NAMES = {StallKind(kind).name.lower() for kind in LOADING_KINDS}
 #: Function that the lines of a file outside all functions are in.
 _MODULE = "<module>"
 _STRAGGLER = StallKind.STRAGGLER.name.lower()

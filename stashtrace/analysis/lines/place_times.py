@@ -29,7 +29,7 @@ from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.analysis.steps.window import window_of
 from stashtrace.schema.groupby import GroupBy, RowsBy
-from stashtrace.schema.kinds import BatchPhase, ProcessRole, StallKind
+from stashtrace.schema.kinds import IN_COLLECTIVES, LOADING_KINDS, BatchPhase, ProcessRole, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace, cached_on_trace
 
@@ -37,8 +37,6 @@ from stashtrace.schema.trace import Trace, cached_on_trace
 #: before its first counted step.
 WHERES = STEP, WORKER, START = ("step", "worker", "start")
 #: Time in these is the work of other ranks, or of the link; in those of the second line of workers, if there are any.
-OF_OTHERS = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT)
-OF_WORKERS = (StallKind.FETCH, StallKind.PREP, StallKind.HANDOFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ def is_of_others(times: PlaceTimes, rank: Int64, kind: Int64) -> npt.NDArray[np.
     """
     with_workers = np.unique(times.window_rank[times.window_where == WHERES.index(WORKER)])
     with_workers = np.append(with_workers, -1) if len(with_workers) else with_workers
-    return is_one_of(kind, OF_OTHERS) | (is_one_of(kind, OF_WORKERS) & np.isin(rank, with_workers))
+    return is_one_of(kind, IN_COLLECTIVES) | (is_one_of(kind, LOADING_KINDS) & np.isin(rank, with_workers))
 
 
 @cached_on_trace

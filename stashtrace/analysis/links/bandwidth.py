@@ -33,7 +33,7 @@ from stashtrace.calibration.fit_link import bus_bytes
 from stashtrace.calibration.robust_line import Floats
 from stashtrace.schema import columns as col
 from stashtrace.schema.groupby import GroupBy, RowsBy
-from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveOp, StallKind
+from stashtrace.schema.kinds import LINK_KINDS, SYNCHRONISING_OPS, CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -313,7 +313,6 @@ CERTAIN = "certain"
 #: Why a rank may have entered later than the known ones; the first reason that applies explains an instant.
 REASONS = ("operation_unknown", "members_unknown", "ranks_missing", "untimed", "matched_by_order", CERTAIN)
 NO_OPERATION = "no_operation"
-_LINKS = (StallKind.NETWORK, StallKind.INTERCONNECT)
 
 
 def transfer_certainty(trace: Trace, *, warmup: bool = False) -> Table:
@@ -349,7 +348,7 @@ def transfer_certainty(trace: Trace, *, warmup: bool = False) -> Table:
 
 
 def _of_rank(index: TraceIndex, thread: StepThread, window: TimeSet, reason: Int64) -> list[tuple[object, ...]]:
-    link = rank_layers(index, thread).time_of(*_LINKS) & window
+    link = rank_layers(index, thread).time_of(*LINK_KINDS) & window
     rows = index.collectives.rows(thread.process_id)
     matched = index.in_flight
     begin = np.maximum(matched.last_enter_ns[rows], index.entered_ns[rows])

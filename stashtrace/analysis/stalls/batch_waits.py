@@ -21,13 +21,10 @@ from stashtrace.analysis.stalls.collective_blocking import disjoint_rows
 from stashtrace.analysis.stalls.rows_by_thread import IoRows, Layer, TraceIndex, kept_per_thread
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import BatchPhase, SpanKind, StallKind, WaitOp
+from stashtrace.schema.kinds import LOADING_KINDS, MAIN_PROCESS, BatchPhase, SpanKind, StallKind, WaitOp
+from stashtrace.schema.trace import EMULATED
 
 _FETCH, _PREP, _HANDOFF = StallKind.FETCH, StallKind.PREP, StallKind.HANDOFF
-#: ``worker_id`` of a batch that the step thread made itself.
-MAIN_PROCESS = -1
-#: ``worker_id`` of a batch whose worker is not in the imported recording.
-UNSEEN_WORKER = -2
 #: A worker's main thread is taken to have waited for other threads that were blocked in storage if, for this share of
 #: their time, it was off the CPU without another reason.
 _COVERED_NUMERATOR, _COVERED_DENOMINATOR = 9, 10
@@ -216,10 +213,7 @@ def _page_faults(free: TimeSet, begin: Int64, end: Int64, estimate: Int64, room:
 # If the trace shows the compute of that thread, time between it while a worker was at work was most likely a wait
 # for that worker. If it shows nothing of the thread, no cause is likely.
 
-#: Fact of a process whose compute a benchmark replaces by a sleep: name of the function.
-EMULATED = "emulated_compute"
 _COMPUTE, _OTHER = StallKind.COMPUTE, StallKind.OTHER
-_LOADING = (StallKind.FETCH, StallKind.PREP, StallKind.HANDOFF)
 
 
 def next_to_workers(
@@ -244,8 +238,8 @@ def next_to_workers(
     if len(working & inside):
         likely = Layer(StallKind.PREP, during_making, (StallKind.FETCH, StallKind.HANDOFF, _COMPUTE, _OTHER))
     else:
-        likely = Layer(_COMPUTE, during_making, (_OTHER, *_LOADING))
-    return [*layers, likely, Layer(_COMPUTE, gaps - making, (_OTHER, *_LOADING))]
+        likely = Layer(_COMPUTE, during_making, (_OTHER, *LOADING_KINDS))
+    return [*layers, likely, Layer(_COMPUTE, gaps - making, (_OTHER, *LOADING_KINDS))]
 
 
 def _emulated_compute(index: TraceIndex, thread: StepThread) -> TimeSet:

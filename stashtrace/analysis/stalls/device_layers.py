@@ -36,6 +36,7 @@ from stashtrace.analysis.stalls.rows_by_thread import Layer, RankLayers, TraceIn
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.kinds import (
     BLOCKING_CALLS,
+    IN_COLLECTIVES,
     Awaited,
     Bracket,
     CollectiveSource,
@@ -213,9 +214,9 @@ _LOADING = (StallKind.PREP, StallKind.FETCH, StallKind.HANDOFF)
 _KINDS_OF: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[StallKind, ...]], ...] = (
     ((Bracket.BATCH_WAIT,), (), _LOADING),
     ((Bracket.COPY,), (), (StallKind.H2D,)),
-    ((Bracket.COLLECTIVE,), (), device_links.LINK_KINDS),
+    ((Bracket.COLLECTIVE,), (), IN_COLLECTIVES),
     ((Bracket.STREAM_WAIT,), (Awaited.COPY,), (StallKind.H2D,)),
-    ((Bracket.STREAM_WAIT,), (Awaited.COLLECTIVE,), device_links.LINK_KINDS),
+    ((Bracket.STREAM_WAIT,), (Awaited.COLLECTIVE,), IN_COLLECTIVES),
     ((Bracket.HOST_FUNCTION,), (), (StallKind.OTHER,)),
     ((Bracket.STREAM_WAIT,), (Awaited.HOST_FUNCTION,), (StallKind.OTHER,)),
 )
@@ -248,22 +249,22 @@ def bracket_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     all_or_one = every | (view.working - TimeSet.united(*(time for time, _ in thinned)))
     any_link = TimeSet.united(*links.values())
     partly: list[_Doubtful] = [
-        (any_link - all_or_one, device_links.LINK_KINDS),
-        (_of(seen, device_links.PEER) - all_or_one, device_links.LINK_KINDS[2:]),
+        (any_link - all_or_one, IN_COLLECTIVES),
+        (_of(seen, device_links.PEER) - all_or_one, IN_COLLECTIVES[2:]),
         (_of(seen, device_links.COPY) - all_or_one, (StallKind.H2D,)),
         (_of(seen, device_links.BATCH) - all_or_one, _LOADING),
         (_of(seen, device_links.HOST) - all_or_one, (StallKind.OTHER,)),
     ]
     unsure: list[_Doubtful] = [
-        (_unsure(seen, device_links.LINK), device_links.LINK_KINDS),
-        (_unsure(seen, device_links.PEER), device_links.LINK_KINDS[2:]),
+        (_unsure(seen, device_links.LINK), IN_COLLECTIVES),
+        (_unsure(seen, device_links.PEER), IN_COLLECTIVES[2:]),
         (_unsure(seen, device_links.COPY), (StallKind.H2D,)),
         (_unsure(seen, device_links.HOST), (StallKind.OTHER,)),
     ]
     layers += _doubtful(partly + unsure + thinned)
     opaque = _of(seen, device_links.GRAPH) - stalled
     has_collectives = len(index.collectives.rows(thread.process_id)) > 0
-    layers.append(Layer(_COMPUTE, opaque, (StallKind.OTHER, *(device_links.LINK_KINDS if has_collectives else ()))))
+    layers.append(Layer(_COMPUTE, opaque, (StallKind.OTHER, *(IN_COLLECTIVES if has_collectives else ()))))
 
     drained, blocking = _time_after_draining(index, thread, view)
     idle = whole - stalled - opaque - view.loaded - blocking

@@ -29,14 +29,22 @@ from stashtrace.analysis.stalls.collective_blocking import in_flight_heads, tran
 from stashtrace.analysis.stalls.rows_by_thread import LabelledIntervals, Layer, TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
-from stashtrace.schema.kinds import Awaited, Bracket, BracketFlag, CopyDirection, DeviceClock, StallKind, StreamFlag
+from stashtrace.schema.kinds import (
+    IN_COLLECTIVES,
+    UNUSABLE_BRACKET,
+    Awaited,
+    Bracket,
+    BracketFlag,
+    CopyDirection,
+    DeviceClock,
+    StallKind,
+    StreamFlag,
+)
 from stashtrace.schema.table import Table
 
 BATCH, COPY, PEER, LINK, GRAPH, HOST = 1, 2, 3, 4, 5, 6
 #: Stream of a wait whose cause is unknown.
 ANY_STREAM = -1
-#: Flags of brackets that have no usable pair of events on a device.
-_USELESS = int(BracketFlag.UNTIMED | BracketFlag.CAPTURED | BracketFlag.FAILED)
 _NO_DIRECTION = (0, int(CopyDirection.UNKNOWN))
 _MARKED = (Bracket.BATCH_WAIT, Bracket.STEP, Bracket.MARK)
 #: If the device reaches an event this soon after it was recorded, the stream was empty: a launch takes some
@@ -95,7 +103,7 @@ class DeviceView:
         self._index, self.process_id = index, thread.process_id
         self._all = brackets
         usable = (brackets["begin_ns"] >= 0) & (brackets["end_ns"] >= brackets["begin_ns"])
-        self.timed = brackets.take(usable & ((brackets["bracket_flags"] & _USELESS) == 0))
+        self.timed = brackets.take(usable & ((brackets["bracket_flags"] & UNUSABLE_BRACKET) == 0))
         self.error_ns = self._error()
         by_stream = RowsBy(self.timed["track_id"])
         tables = {stream: self.timed.take(by_stream.rows(stream)) for stream in self._compute_streams()}
@@ -207,8 +215,8 @@ class DeviceView:
 
     def unobserved(self, codes: tuple[int, ...], awaited: tuple[int, ...] = ()) -> TimeSet:
         """Return when untimed brackets of the compute streams may lie: between the timed events around them."""
-        gone = ((self._all["bracket_flags"] & _USELESS) == BracketFlag.UNTIMED) | (
-            (self._all["begin_ns"] < 0) & ((self._all["bracket_flags"] & _USELESS) == 0)
+        gone = ((self._all["bracket_flags"] & UNUSABLE_BRACKET) == BracketFlag.UNTIMED) | (
+            (self._all["begin_ns"] < 0) & ((self._all["bracket_flags"] & UNUSABLE_BRACKET) == 0)
         )
         wanted = np.isin(self._all["bracket_code"], codes) & np.isin(self._all["track_id"], self.compute)
         wanted &= self._all["copy_code"] != CopyDirection.DEVICE_TO_DEVICE
@@ -224,9 +232,6 @@ class DeviceView:
         before = np.where(at > 0, ends[np.maximum(at - 1, 0)], call)
         after = np.where(at < len(order), part["begin_ns"][order][np.minimum(at, len(order) - 1)], before)
         return TimeSet.of(before, after)
-
-
-LINK_KINDS = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,9 +287,9 @@ def link_layers(
     begin, end, row = begin[known], end[known], row[known]
     layers, late, estimated = _divide(index, begin, end, row)
     kind = StallKind.INTERCONNECT if default == INSIDE else StallKind.NETWORK
-    layers.append(Layer(kind, bare, tuple(k for k in LINK_KINDS if k != kind)))
-    layers.append(Layer(StallKind.COMPUTE, TimeSet.united(*worked), LINK_KINDS if untimed else ()))
-    layers.append(Layer(StallKind.COMPUTE, TimeSet.united(*outside), (StallKind.LAUNCH, *LINK_KINDS)))
+    layers.append(Layer(kind, bare, tuple(k for k in IN_COLLECTIVES if k != kind)))
+    layers.append(Layer(StallKind.COMPUTE, TimeSet.united(*worked), IN_COLLECTIVES if untimed else ()))
+    layers.append(Layer(StallKind.COMPUTE, TimeSet.united(*outside), (StallKind.LAUNCH, *IN_COLLECTIVES)))
     return LinkTime(layers, late, estimated)
 
 

@@ -18,14 +18,24 @@ from stashtrace.analysis.stalls.batch_waits import batch_waits
 from stashtrace.analysis.stalls.budget import by_method, device_windows, rank_layers, rank_table
 from stashtrace.analysis.stalls.collective_blocking import Blocked, own_collectives
 from stashtrace.analysis.stalls.cpu_waits import growth_in, queued_in
-from stashtrace.analysis.stalls.device_links import LINK_KINDS
 from stashtrace.analysis.stalls.on_host import host_blocked
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema import columns as col
 from stashtrace.schema.groupby import GroupBy, RowsBy
-from stashtrace.schema.kinds import Bracket, CopyDirection, DeviceWork, Phase, PhaseFlag, SpanKind, StallKind, TrackKind
+from stashtrace.schema.kinds import (
+    IN_COLLECTIVES,
+    LINK_KINDS,
+    Bracket,
+    CopyDirection,
+    DeviceWork,
+    Phase,
+    PhaseFlag,
+    SpanKind,
+    StallKind,
+    TrackKind,
+)
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -49,7 +59,6 @@ HIDDEN = col.schema(
     col.ns("estimated_ns", "link time that an estimate divides between hosts and inside one"),
 )
 
-_DIVIDED = (StallKind.NETWORK, StallKind.INTERCONNECT)
 _STEAL = "host_steal_ns_total"
 _HOST_CPU = ("host_user_ns_total", "host_system_ns_total", "host_idle_ns_total", "host_iowait_ns_total", _STEAL)
 
@@ -88,8 +97,8 @@ def _rank(
     rows = rows[spans["kind_code"][rows] == int(SpanKind.GC)]
     device, made = device_hidden(index, thread, begin, end), rank_layers(index, thread)
     kinds = made.painted_kinds()
-    estimated = made.marked.get("estimated", TimeSet.empty()) & kinds.time_of(*_DIVIDED)
-    on_host = (_hidden_communication(index, thread, blocked) - kinds.time_of(*LINK_KINDS)).within(begin, end)
+    estimated = made.marked.get("estimated", TimeSet.empty()) & kinds.time_of(*LINK_KINDS)
+    on_host = (_hidden_communication(index, thread, blocked) - kinds.time_of(*IN_COLLECTIVES)).within(begin, end)
     loading = index.making_meanwhile(thread) - loads - kinds.time_of(StallKind.PREP)
     return {
         "rank": steps["rank"],
@@ -202,7 +211,7 @@ def device_hidden(index: TraceIndex, thread: StepThread, begin: Int64, end: Int6
     made = rank_layers(index, thread)
     devices, rows = index.on_devices, index.collectives.rows(thread.process_id)
     rows = rows[devices.timed[rows]]
-    blocked = made.time_of(*LINK_KINDS)
+    blocked = made.time_of(*IN_COLLECTIVES)
     talking = TimeSet.of(devices.begin_ns[rows], devices.end_ns[rows]) - blocked
     copying = _copying(index, thread) - made.time_of(StallKind.H2D)
     return DeviceHidden(

@@ -19,7 +19,7 @@ from stashtrace.analysis.steps.steps import host_steps, steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.groupby import GroupBy, RowsBy
-from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, ProcessRole, StallKind
+from stashtrace.schema.kinds import IO_WAITED, NOT_FILES, BatchPhase, IoOp, ProcessRole, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import FILE_CUT, Trace
 
@@ -38,8 +38,6 @@ READ_OPS = (
     IoOp.MMAP,
     IoOp.SENDFILE,
 )
-IO_WAITED = int(IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)
-_NOT_STORAGE = int(IoFlag.SOCKET | IoFlag.PIPE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +353,7 @@ class TraceIndex:
             table = table.take(chosen)
             flags, op = table["io_flags"], table["op_code"]
         blocked = (flags & IO_WAITED) != 0
-        storage = blocked & ((flags & _NOT_STORAGE) == 0) & (op != IoOp.RECV) & (op != IoOp.SEND) & (op != IoOp.CONNECT)
+        storage = blocked & ((flags & NOT_FILES) == 0) & (op != IoOp.RECV) & (op != IoOp.SEND) & (op != IoOp.CONNECT)
         return IoRows(
             begin=table["begin_ns"],
             end=table["end_ns"],

@@ -29,7 +29,7 @@ from stashtrace.files.protobuf import sized
 from stashtrace.files.whole_files import folder_next_to, written_to
 from stashtrace.schema import chakra
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import CollectiveOp, StallKind
+from stashtrace.schema.kinds import MESSAGES, CollectiveOp, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -132,8 +132,6 @@ def _definition(descriptor_pb2: Any) -> Any:
     return file
 
 
-#: Operations whose payload goes from one rank to another.
-_TO_ONE_RANK = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
 #: Number of the communicator of all ranks; simulators need no list of its members.
 ALL_RANKS = 0
 
@@ -189,7 +187,7 @@ def communication(trace: Trace, collectives: Table, work: RankWork) -> Communica
     same, transfers = rows[is_same], GroupBy(transfer[is_same])
     size[same] = np.where(size[same] < 0, transfers.max(size[same])[transfers.number], size[same])
 
-    paired = np.isin(op, _TO_ONE_RANK)
+    paired = np.isin(op, MESSAGES)
     operations = GroupBy(transfer[~paired])
     members_count = [len(groups[value].members) for value in hashes[~paired][operations.first].tolist()]
     source, target, tag, unpaired = _messages(collectives, rows[paired], groups)
@@ -381,7 +379,7 @@ def _part(talk: Communication, row: int) -> tuple[str, chakra.NodeType, dict[str
     op, value = CollectiveOp(int(table["op_code"][row])), int(table["group_hash"][row])
     values: dict[str, Value] = {"is_cpu_op": False}
     size = int(talk.size_bytes[row])
-    if op in _TO_ONE_RANK:
+    if op in MESSAGES:
         kind = chakra.NodeType.COMM_SEND_NODE if op is CollectiveOp.SEND else chakra.NodeType.COMM_RECV_NODE
         ends = {"comm_src": talk.source[row], "comm_dst": talk.target[row], "comm_tag": talk.tag[row]}
         values |= {name: int(end) for name, end in ends.items() if end >= 0}
@@ -421,7 +419,7 @@ def _notes(work: RankWork, talk: Communication) -> Iterator[str]:
     batches, dependencies = ("batch", "batches"), ("dependency", "dependencies")
     unknown = len(np.unique(transfers[size < 0]))
     unnamed = int((op[once] == CollectiveOp.OTHER).sum())
-    peers = int((np.isin(op, _TO_ONE_RANK) & ((talk.source[rows] < 0) | (talk.target[rows] < 0))).sum())
+    peers = int((np.isin(op, MESSAGES) & ((talk.source[rows] < 0) | (talk.target[rows] < 0))).sum())
     written = int((work.resource == Resource.WORKER).sum())
     for count, names, rest in (
         (unknown, collectives, "of unknown payload got no comm_size: ASTRA-sim stops there"),
@@ -438,7 +436,7 @@ def _notes(work: RankWork, talk: Communication) -> Iterator[str]:
     ):
         if count:
             yield f"{_many(count, *names)} {rest}"
-    others = Counter(op[once][~np.isin(op[once], (*_SIMULATED, *_TO_ONE_RANK, CollectiveOp.OTHER))].tolist())
+    others = Counter(op[once][~np.isin(op[once], (*_SIMULATED, *MESSAGES, CollectiveOp.OTHER))].tolist())
     for code, count in sorted(others.items()):
         treatment = "replays as measured" if code == CollectiveOp.BROADCAST else "does not simulate"
         yield f"ASTRA-sim {treatment}: {count} {CollectiveOp(code).name.lower()}"

@@ -23,17 +23,14 @@ import numpy as np
 
 from stashtrace.importers.import_context import Bools, ImportContext, Int64, per_distinct, stretches
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import BatchPhase, Phase, SpanKind
+from stashtrace.schema.kinds import MAIN_PROCESS, UNSEEN_WORKER, BatchPhase, Phase, SpanKind
+from stashtrace.schema.trace import EMULATED
 
 #: Columns of events of one role, in the order of their begins: begin_ns, end_ns, tid.
 _Rows = dict[str, Int64]
 
 _LOADERS = ("data_loader", "dataloader")
 _PHASES = {"forward": Phase.FORWARD, "backward": Phase.BACKWARD, "step": Phase.OPTIMIZER}
-#: ``worker_id`` of batches: made by the main process, or by a worker that the file does not show.
-_MAIN_PROCESS, _UNSEEN_WORKER = -1, -2
-#: Fact of a process that sleeps instead of computing: name of the function.
-EMULATED = "emulated_compute"
 #: Items less than this apart belong to one batch where no turn of the loop shows.
 _ITEM_GAP_NS = 20_000_000
 
@@ -182,15 +179,15 @@ def _batches(loop: Loop, functions: Functions, waits: _Rows) -> None:
     chosen = _where(items, wait >= 0)
     by_wait = GroupBy(wait[wait >= 0])
     fetched = np.append(by_wait.values, np.arange(len(waits["tid"]), len(order)))
-    worker = np.full(len(order), _UNSEEN_WORKER)
-    worker[fetched] = _MAIN_PROCESS
+    worker = np.full(len(order), UNSEEN_WORKER)
+    worker[fetched] = MAIN_PROCESS
     loop.batches.append((BatchPhase.WAIT, {**rows, "batch_index": index, "worker_id": worker}))
     if len(fetched):
         made = {
             "begin_ns": np.concatenate([chosen["begin_ns"][by_wait.first], hulls["begin_ns"]]),
             "end_ns": np.concatenate([chosen["end_ns"][by_wait.last], hulls["end_ns"]]),
             "batch_index": index[fetched],
-            "worker_id": np.full(len(fetched), _MAIN_PROCESS),
+            "worker_id": np.full(len(fetched), MAIN_PROCESS),
             "tid": np.full(len(fetched), main),
         }
         loop.batches.append((BatchPhase.FETCH, made))

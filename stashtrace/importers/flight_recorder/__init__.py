@@ -23,7 +23,15 @@ from stashtrace.importers.flight_recorder.pickle import read_pickle
 from stashtrace.importers.import_context import ImportContext, Int64
 from stashtrace.importers.import_limits import HIGHEST, integer_or, parse_json, parse_next
 from stashtrace.importers.source import Source
-from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, DeviceClock, ElementType, Severity
+from stashtrace.schema.kinds import (
+    LATE_STATUS,
+    UNSEEN_STATUS,
+    CollectiveOp,
+    CollectiveSource,
+    DeviceClock,
+    ElementType,
+    Severity,
+)
 
 #: Tensors of one operation that are read; a damaged or hostile dump may name any number.
 _MOST_TENSORS = 4096
@@ -281,8 +289,6 @@ def _report(entries: Sequence[Entry], groups: Mapping[str, Group], process: int,
 
 
 _COUNT = re.compile(r"\d{1,18}", re.ASCII)
-#: ``collectives.status_code``: the end was seen late, or not at all.
-_LATE, _UNSEEN = 2, 3
 
 
 def add_entries(
@@ -324,7 +330,7 @@ def add_entries(
         return_ns=-1,
         begin_ns=np.where(started > 0, started, -1),
         end_ns=end,
-        status_code=np.where(end >= 0, _LATE, _UNSEEN),
+        status_code=np.where(end >= 0, LATE_STATUS, UNSEEN_STATUS),
         source_code=np.where(timed, int(CollectiveSource.EVENTS), int(CollectiveSource.HOST)),
         device_begin_ns=np.where(timed, np.maximum(end - duration, called), -1),
         device_end_ns=np.where(timed, end, -1),

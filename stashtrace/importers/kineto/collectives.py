@@ -28,7 +28,7 @@ from stashtrace.importers.kineto.events import ABSENT, Codes, EventRows, FileRow
 from stashtrace.importers.kineto.host import Steps
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kernel_names import plain_kernel_name
-from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, Severity
+from stashtrace.schema.kinds import MESSAGES, CollectiveOp, CollectiveSource, Severity
 
 #: Distance of the numbers of two steps' first collectives; more than any step has.
 PER_STEP = 1 << 20
@@ -319,7 +319,6 @@ def _first_type_bytes(types: str) -> int:
 # recorded, and follows from the group if that has two members. The pair is a separate group, as in our recordings.
 
 _ON_HOST = re.compile(r"^(gloo|mpi|ucc):")
-_MESSAGES = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
 
 
 def add_host_collectives(rows: FileRows, steps: Steps) -> bool:
@@ -369,7 +368,7 @@ def _host_groups(rows: FileRows, work: EventRows, op: Int64) -> tuple[Int64, lis
     """Return the group of each row, as a place in a list of groups, and the list: the group of all is the first one."""
     everybody, rank = _host_group(rows), rows.process.rank
     place, pairs = np.zeros(len(work), dtype=np.int64), dict[tuple[int, int, int], int]()
-    messages = np.flatnonzero(np.isin(op, _MESSAGES))
+    messages = np.flatnonzero(np.isin(op, MESSAGES))
     for row, (peer, tag) in zip(messages.tolist(), _peers(rows, work.take(messages), everybody), strict=True):
         if peer >= 0 and rank >= 0:
             ends = (rank, peer) if op[row] == CollectiveOp.SEND else (peer, rank)

@@ -23,7 +23,17 @@ from stashtrace.importers.collective_names import CHECKPOINT
 from stashtrace.importers.import_context import Bools, Int64, is_nested, stretches
 from stashtrace.importers.kineto.device import DeviceRows
 from stashtrace.importers.kineto.events import EventRows, FileRows, KinetoFile, ThreadEvents, extent_of
-from stashtrace.schema.kinds import OPERATORS, BatchPhase, Phase, PhaseFlag, Severity, SpanKind, ThreadRole
+from stashtrace.schema.kinds import (
+    MAIN_PROCESS,
+    OPERATORS,
+    UNSEEN_WORKER,
+    BatchPhase,
+    Phase,
+    PhaseFlag,
+    Severity,
+    SpanKind,
+    ThreadRole,
+)
 from stashtrace.schema.trace import WHOLE_RECORDING
 
 _STEP = re.compile(r"^ProfilerStep\s*#?\s*(\d+)")
@@ -36,8 +46,6 @@ _OPTIMIZER = re.compile(r"^Optimizer\.step#")
 _ZERO = re.compile(r"^Optimizer\.zero_grad#")
 _FORWARD = re.compile(r"^(## )?forward( ##)?$|^(DistributedDataParallel|FullyShardedDataParallel)\.forward$")
 _BACKWARD = re.compile(r"^(## )?backward( ##)?$")
-#: ``worker_id`` of batches: made by the main process, or by a worker that the file does not show.
-_MAIN_PROCESS, _UNSEEN_WORKER = -1, -2
 #: Different clocks stamp the host's events and the end of the recording.
 _CLOCK_SLACK_NS = 100_000
 #: End of a recording whose end is unknown.
@@ -206,7 +214,7 @@ def _add_batches(rows: FileRows, loads: EventRows, track: Int64) -> None:
         process_id=np.full(len(loads), rows.process_id),
         loader_id=(index + 1).astype(np.uint64),
         batch_index=number,
-        worker_id=np.where(alone, _MAIN_PROCESS, _UNSEEN_WORKER),
+        worker_id=np.where(alone, MAIN_PROCESS, UNSEEN_WORKER),
         phase_code=int(BatchPhase.WAIT),
     )
 

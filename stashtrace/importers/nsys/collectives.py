@@ -28,9 +28,8 @@ from stashtrace.importers.nsys.database import Processes
 from stashtrace.importers.nsys.device import Work
 from stashtrace.importers.nsys.nvtx import CollectiveRanges
 from stashtrace.schema.kernel_names import is_nccl_kernel, plain_kernel_name
-from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, DeviceWork, NcclFlag, Severity
+from stashtrace.schema.kinds import MESSAGES, CollectiveOp, CollectiveSource, DeviceWork, NcclFlag, Severity
 
-_MESSAGES = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
 #: Kinds of subgroups: what all of a communicator do, and messages of which one end is unknown.
 _WHOLE, _UNPAIRED = "", "messages"
 #: Fewer messages of two processes do not show that one sends whenever the other receives.
@@ -172,7 +171,7 @@ def _from_ranges(
 
 def _title(op: int, rank: int, peer: int) -> str:
     """Return what the rows of a communicator are numbered with: those between the same two ranks, or all of a kind."""
-    if op not in _MESSAGES:
+    if op not in MESSAGES:
         return _WHOLE
     if rank < 0 or peer < 0 or rank == peer:
         return _UNPAIRED
@@ -193,7 +192,7 @@ def _messages_of_kernels(
     carried, place = Counter(carrier.tolist()), {kernel: at for at, kernel in enumerate(kernels.tolist())}
     for row, kernel in zip(calls.tolist(), carrier.tolist(), strict=True):
         said = int(collective_op(ranges.names[row]))
-        if kernel >= 0 and carried[kernel] == 1 and said in _MESSAGES:
+        if kernel >= 0 and carried[kernel] == 1 and said in MESSAGES:
             op[place[kernel]], size[place[kernel]] = said, max(ranges.payloads[row].size_bytes, 0)
     return op, size
 
@@ -248,7 +247,7 @@ def _from_kernels(work: Work, kernels: Int64, message: Int64, size: Int64) -> li
         said = np.array([int(collective_op(name)) for name in names], dtype=np.int64)
         op = np.where(message[on_stream] >= 0, message[on_stream], said)
         launch = columns["launch_ns"][of_stream]
-        kinds = [_UNPAIRED if one in _MESSAGES else CollectiveOp(one).name.lower() for one in op.tolist()]
+        kinds = [_UNPAIRED if one in MESSAGES else CollectiveOp(one).name.lower() for one in op.tolist()]
         for kind in sorted(set(kinds)):
             at = np.array([row for row, of_row in enumerate(kinds) if of_row == kind], dtype=np.int64)
             rows = of_stream[at]

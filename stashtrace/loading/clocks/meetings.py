@@ -19,15 +19,12 @@ import numpy.typing as npt
 from stashtrace.collectors.decode_context import TickClock
 from stashtrace.loading.clocks.fit_host_pair import COLLECTIVES, PING
 from stashtrace.schema.groupby import Bools, Int64
-from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveOp, CollectiveSource
+from stashtrace.schema.kinds import FAILED_STATUS, FROM_ROOT, SYNCHRONISING_OPS, TO_ROOT, CollectiveOp, CollectiveSource
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import RawProcess
 
 #: No moment: no host had to wait for it.
 NONE = np.int64(np.iinfo(np.int64).min)
-_FAILED_STATUS = 1
-_FROM_ROOT = (CollectiveOp.BROADCAST, CollectiveOp.SCATTER)
-_TO_ROOT = (CollectiveOp.REDUCE, CollectiveOp.GATHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +97,12 @@ def meetings_of(
     is_root = _is_root(table, groups)[order]
     op, host = op[order], host[order]
     together = np.isin(op, SYNCHRONISING_OPS)
-    from_root, to_root = np.isin(op, _FROM_ROOT), np.isin(op, _TO_ROOT)
+    from_root, to_root = np.isin(op, FROM_ROOT), np.isin(op, TO_ROOT)
     sent, received = op == CollectiveOp.SEND, op == CollectiveOp.RECEIVE
     awaited = together | (from_root & is_root) | (to_root & ~is_root) | sent
     awaits = together | (from_root & ~is_root) | (to_root & is_root) | received
-    enter = np.where(awaited & (table["status_code"][order] != _FAILED_STATUS), enter, NONE)
-    end = np.where(awaits & (table["status_code"][order] != _FAILED_STATUS), end, NONE)
+    enter = np.where(awaited & (table["status_code"][order] != FAILED_STATUS), enter, NONE)
+    end = np.where(awaits & (table["status_code"][order] != FAILED_STATUS), end, NONE)
 
     if not len(order):
         nothing = np.empty(0, dtype=np.int64)
@@ -182,7 +179,7 @@ def _errors(process: Int64, source: Int64, timed: Bools, error_of: Mapping[tuple
 
 def _is_root(table: Table, groups: Table) -> Bools:
     """Return a mask of rows whose rank is the root of the operation; all False if no operation has a root."""
-    if not np.isin(table["op_code"], (*_FROM_ROOT, *_TO_ROOT)).any():
+    if not np.isin(table["op_code"], (*FROM_ROOT, *TO_ROOT)).any():
         return np.zeros(len(table), dtype=bool)
     keys = np.stack([table["process_id"].astype(np.uint64), table["group_hash"]], axis=1)
     known = np.stack([groups["process_id"].astype(np.uint64), groups["group_hash"]], axis=1)

@@ -25,7 +25,7 @@ from stashtrace.analysis.steps.training_loop import update_times
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.advice.policy import POLICY
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
-from stashtrace.schema.kinds import CollectiveFlag, CollectiveOp, DeviceWork, Phase, PhaseFlag
+from stashtrace.schema.kinds import COMPUTING_WORK, CollectiveFlag, CollectiveOp, DeviceWork, Phase, PhaseFlag
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -33,7 +33,6 @@ Bools = npt.NDArray[np.bool_]
 #: Where in a step a collective was called, by the phases of its process.
 POSITIONS = ("forward", "backward", "after_backward", "update", "after_update", "elsewhere")
 FORWARD, BACKWARD, AFTER_BACKWARD, UPDATE, AFTER_UPDATE, ELSEWHERE = range(len(POSITIONS))
-_COMPUTE = (DeviceWork.KERNEL, DeviceWork.GRAPH)
 _SKIPPED = (CollectiveOp.OTHER, CollectiveOp.BARRIER)
 _WORDS = re.compile(r"[a-z0-9]+")
 #: Types as NCCL and RCCL name them in their kernels.
@@ -156,7 +155,7 @@ def _rank_work(index: TraceIndex, thread: StepThread, steps: Int64) -> tuple[Ran
         return TimeSet.of(phases["begin_ns"][rows], phases["end_ns"][rows])
 
     kernels = index.kernels.rows(thread.process_id)
-    kernels = kernels[np.isin(trace.kernels["work_code"][kernels], _COMPUTE)]
+    kernels = kernels[np.isin(trace.kernels["work_code"][kernels], COMPUTING_WORK)]
     kernels = int64(kernels[np.argsort(trace.kernels["begin_ns"][kernels], kind="stable")])
     nothing = int64([])
     blocked = (nothing, nothing, nothing)

@@ -24,7 +24,7 @@ from stashtrace.replay.causes.work_by_line import COMPILE, OBJECTS, UNKNOWN, Flo
 from stashtrace.replay.prediction_intervals import FEW_STEPS, blocks_of, period_of
 from stashtrace.replay.remove_straggler import places_in_step
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import CollectiveOp, StallKind
+from stashtrace.schema.kinds import IN_COLLECTIVES, CollectiveOp, StallKind
 
 Bools = npt.NDArray[np.bool_]
 
@@ -35,8 +35,6 @@ _GONE = (StallKind.OTHER, StallKind.CHECKPOINT, StallKind.FETCH, COMPILE, OBJECT
 _PART_OF: dict[Level, float] = {"gone": 1.0, "half": 0.5}
 #: Work that is Python, or operators that Python calls.
 _IN_CODE = (StallKind.COMPUTE, StallKind.PYTHON)
-#: Time in these is a wait for others, which follows from the edges.
-_WAITS = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT)
 _ON_THREADS = (Resource.STEP_THREAD, Resource.HOST, Resource.STREAM, Resource.DEVICE, Resource.COMPUTE_STREAM)
 #: With more cells than this of ranks, steps and places in them, whole steps are compared.
 _MOST_CELLS = 4_000_000
@@ -169,7 +167,7 @@ class Candidates:
         counted = np.append(steps, -1)[at] == step
         passive = (Resource.TRANSFER, Resource.MEETING, Resource.CHECKPOINT)
         self._own = counted & np.isin(self._rank, self.ranks) & ~np.isin(self._resource, passive)
-        self._own &= ~np.isin(self._kind, [*_WAITS, *left_out])
+        self._own &= ~np.isin(self._kind, [*IN_COLLECTIVES, *left_out])
         self._row = np.minimum(np.searchsorted(self.ranks, self._rank), len(self.ranks) - 1)
         # Nothing says that a rank without steps computes where nothing else was recorded of it.
         self._own &= self._has_steps[self._row] | (self._kind != StallKind.COMPUTE)

@@ -17,12 +17,11 @@ import numpy.typing as npt
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.findings.ending.policy import POLICY
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
-from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveOp
+from stashtrace.schema.kinds import MESSAGES, SYNCHRONISING_OPS, CollectiveOp
 from stashtrace.schema.trace import Trace
 
 #: Operations in which every member gives a message of one size.
 _ONE_SIZE = (CollectiveOp.ALL_REDUCE, CollectiveOp.BROADCAST, CollectiveOp.REDUCE)
-_MESSAGES = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
 #: Not called, as far as the records say; or called, and not finished on a device where other members finished it.
 NOT_ENTERED, NOT_FINISHED = "not_entered", "not_finished"
 
@@ -115,7 +114,7 @@ class _Waits:
         self.groups = _group_calls(trace)
         #: Ranks of which there are records: of others nobody knows what they have called.
         self.seen = frozenset(trace.ranks.tolist()) | frozenset(self.table["rank"].tolist())
-        self.messages = np.isin(self.table["op_code"], _MESSAGES)
+        self.messages = np.isin(self.table["op_code"], MESSAGES)
         self.pending = self._pending()
         self._is_open = set(self.pending.tolist())
         by_rank = RowsBy(self.table["rank"][self.pending])

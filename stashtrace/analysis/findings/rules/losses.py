@@ -17,14 +17,12 @@ from stashtrace.analysis.findings.claim_rows import Claim, Facts, claim
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.stalls.rows_by_thread import cut_processes
 from stashtrace.schema.kinds import Severity
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import WHOLE_FILES, Trace
 
 #: Losses of a value: the record is kept.
 _KEPT = ("negative_times", "impossible_numbers", "hashes_ambiguous")
 #: Losses of an unknown number of records; their counts are of files or of parts of them.
 _UNCOUNTED = ("damaged_lanes", "damaged_ring_header", "ring_without_file", "unreadable_file", "unreadable_ring")
-#: Collector of losses of whole files: missing, unreadable or of different jobs.
-WHOLE_FILES = "importers"
 #: Tables whose rows are records of the job.
 _RECORDED = (
     "spans",

@@ -23,11 +23,11 @@ from stashtrace.analysis.findings.rules.stalls.loop_code import time_of_kind
 from stashtrace.analysis.findings.stall_claims import part_of, stall_claim, verdict, whose
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.intervals import TimeSet
-from stashtrace.analysis.stalls.batch_waits import MAIN_PROCESS, UNSEEN_WORKER, batch_waits
+from stashtrace.analysis.stalls.batch_waits import batch_waits
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.stragglers.cause_names import as_one_database
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, StallKind
+from stashtrace.schema.kinds import MAIN_PROCESS, UNSEEN_WORKER, BatchPhase, IoFlag, IoOp, StallKind
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
