@@ -33,7 +33,7 @@ from stashtrace.schema.order import number_collectives, offset_keys
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Array, Table
 from stashtrace.schema.trace import EventTables, Trace
-from stashtrace.store.files import StoreWriter, read_partition
+from stashtrace.store.files import DERIVED, StoreWriter, read_partition
 from stashtrace.store.layout import NO_RANK
 
 #: Called with (share done, current task).
@@ -42,8 +42,6 @@ Progress = Callable[[float, str], None]
 #: Tables that steps are found in, and those that the match of collectives reads.
 _STEP_TABLES = ("phases", "batches", "spans", "device_brackets", "kernels")
 _MATCH_TABLES = ("collectives", "collective_waits", "collective_details", "device_clocks", "kernels")
-#: Tables that the second pass makes.
-_DERIVED = ("numbered_steps", "matched_collectives")
 
 
 def export_store(trace: Trace, path: Path, *, ranks: Iterable[int] | None = None) -> Exported:
@@ -82,7 +80,7 @@ def _write_ranks(
 ) -> Exported:
     for done, (rank, tables) in enumerate(parts):
         if chosen is None or rank in chosen:
-            writer.write(rank, {name: table for name, table in tables.items() if name not in _DERIVED})
+            writer.write(rank, {name: table for name, table in tables.items() if name not in DERIVED})
         report(0.7 * (done + 1) / max(len(parts), 1), f"rank {rank}")
     rest = parts.rest()
     rank_of, rank_of_track = _owners(rest["processes"], rest["tracks"])
@@ -116,7 +114,7 @@ class _Split:
     def __iter__(self) -> Iterator[tuple[int, dict[str, Table]]]:
         trace = self._trace
         rank_of, rank_of_track = _owners(trace.processes, trace.tracks)
-        names = [n for n in TABLES if n not in self._REST and n not in _DERIVED and n != "io"]
+        names = [n for n in TABLES if n not in self._REST and n not in DERIVED and n != "io"]
         tables = {n: trace.table(n) for n in names if len(trace.table(n))}
         grouped = {n: RowsBy(_ranks(t, rank_of, rank_of_track)) for n, t in tables.items()}
         for rank in self._ranks:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from stashtrace.errors import FormatError
 from stashtrace.format.container import SEGMENT_HEADER, ByteFile, Segment, dropped_header, padded, scan_segments
 from stashtrace.format.reader import RawRun, link_forks, read_run_facts, start_ns
-from stashtrace.format.ring import read_ring
+from stashtrace.format.ring import PAGE_BYTES, read_ring
 from stashtrace.format.stash_file import Chunk, StashFile, joined_texts
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.trace import LossRow
@@ -49,12 +49,12 @@ _BULKY = frozenset(
 _LEAST_HOLE_BYTES = 1 << 14
 #: The length of a segment has 32 bits.
 _LONGEST_BYTES = 1 << 30
-_KEEP_SIZE, _PUNCH_HOLE, _PAGE_BYTES = 1, 2, 4096
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 def _pages(begin: int, end: int) -> tuple[int, int]:
     """Return the range of whole pages inside a range; its end may lie before its begin."""
-    return -(-begin // _PAGE_BYTES) * _PAGE_BYTES, end // _PAGE_BYTES * _PAGE_BYTES
+    return -(-begin // PAGE_BYTES) * PAGE_BYTES, end // PAGE_BYTES * PAGE_BYTES
 
 
 def punch_hole(descriptor: int, begin: int, end: int) -> int:

@@ -6,6 +6,7 @@ Times stay in the file's clock; ``loading`` maps them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -390,8 +391,10 @@ class ImportContext:
         return np.full(rows, column.missing, dtype=column.dtype)
 
 
-# Columns that several importers derive in the same way.
+# What several importers derive in the same way.
 
+#: The rank of a file that is named by it.
+RANK_IN_NAME = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
 #: Calls whose result is a number of bytes.
 TRANSFERS = (
     *(IoOp.READ, IoOp.PREAD, IoOp.READV, IoOp.PREADV),

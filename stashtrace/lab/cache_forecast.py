@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.io import loader_rates as names
+from stashtrace.analysis.io.files import AMPLIFIED_FROM
 from stashtrace.calibration.file import Calibration
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.lab import cache_model
@@ -47,8 +48,6 @@ _WHOLE_EPOCHS = 1.3
 _ELSEWHERE_RATIO = 0.1
 #: A part of preparing spent waiting for a CPU that is worth a sentence.
 _QUEUED_RATIO = 0.1
-#: Reads of a byte in one iteration of the loader from which on more is read than the job needs.
-AMPLIFIED_FROM = 2.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ from stashtrace.schema.strings import ranks_of
 from stashtrace.schema.table import Array, Table
 from stashtrace.schema.trace import EventTables
 from stashtrace.schema.tracks import TrackRegistry
-
-_SMALL = ("processes", "tracks", "losses", "alignment", "metadata")
+from stashtrace.store.files import ALWAYS_READ
 
 
 def join_tables(
@@ -40,7 +39,7 @@ def join_rows(parts: Sequence[EventTables], wanted: frozenset[str] | None = None
     joined: dict[str, Table] = {}
     offset_keys(parts)
     for name in TABLES:
-        if name in _SMALL or name == "io" or (wanted is not None and name not in wanted):
+        if name in ALWAYS_READ or name == "io" or (wanted is not None and name not in wanted):
             continue
         joined[name] = join_table(name, parts)
     if "spans" in joined:

@@ -17,6 +17,7 @@ from stashtrace.collectors.decode_context import DecodeContext, DeviceTime, Proc
 from stashtrace.errors import UsageError
 from stashtrace.format.stash_file import StashFile
 from stashtrace.loading.clocks.host_clock import HostClock, RunClocks
+from stashtrace.record.launchers import FIRST_SPECIAL_STEP
 from stashtrace.schema.kinds import ProcessRole, ThreadRole
 from stashtrace.schema.possible import rank_number
 from stashtrace.schema.trace import RawProcess
@@ -419,9 +420,6 @@ def _name(facts: ProcessFacts, identity: Identity) -> str:
 # number different things, so only one launcher is used for the whole run: the innermost one whose variables any
 # process has.
 
-#: SLURM gives the batch script, interactive shell and extern step numbers from here on.
-_FIRST_SPECIAL_STEP = 4_294_967_280
-
 
 class Place(NamedTuple):
     """Rank, local rank and world size of a process; -1 is unknown."""
@@ -475,7 +473,7 @@ def _place(launcher: _Launcher, environment: Mapping[str, Any]) -> Place:
     if rank < 0 or any(name not in environment for name in launcher.needed):
         return Place()
     world = _number(environment, *launcher.world_size)
-    if launcher.rank == "SLURM_PROCID" and not 0 <= _number(environment, "SLURM_STEP_ID") < _FIRST_SPECIAL_STEP:
+    if launcher.rank == "SLURM_PROCID" and not 0 <= _number(environment, "SLURM_STEP_ID") < FIRST_SPECIAL_STEP:
         world = -1  # a batch script, and what it starts without srun, has task number 0 but is not one of the tasks
     return Place(rank, _number(environment, *launcher.local_rank), world if world > rank else -1, launcher.elastic)
 

@@ -28,8 +28,8 @@ from stashtrace.scrubbing.secrets import scrub_urls
 _RUN_ID_DIGITS = 16
 _HEXADECIMAL = re.compile(r"[0-9a-f]{8,64}")
 #: From here on SLURM numbers what is not a job step: batch script, interactive shell, extern.
-_FIRST_SPECIAL_STEP = 4_294_967_280
-_TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+FIRST_SPECIAL_STEP = 4_294_967_280
+TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 #: Options of torchrun that take no value; all others take one, as the next word or after "=".
 _TORCHRUN_FLAGS = frozenset({"standalone", "module", "m", "no_python", "run_path", "use_env", "virtual_local_rank"})
 
@@ -79,7 +79,7 @@ def _file_name(name: str) -> str:
 def _slurm(environment: Mapping[str, str]) -> tuple[str, int]:
     """Name and number of tasks of a SLURM job step; the batch script, which starts srun or torchrun, is not one."""
     job, step = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_STEP_ID", "")
-    if not job or not step.isdecimal() or int(step) >= _FIRST_SPECIAL_STEP:
+    if not job or not step.isdecimal() or int(step) >= FIRST_SPECIAL_STEP:
         return "", 1
     restarts = environment.get("SLURM_RESTART_COUNT", "0")
     again = "" if restarts in ("", "0") else f"-restart{restarts}"
@@ -129,7 +129,7 @@ def _torchrun_options(command: Sequence[str]) -> dict[str, str] | None:
     """Options of torchrun in a command, spelt with underscores; None if the command does not run torchrun."""
     begin = None
     for index, word in enumerate(command):
-        if os.path.basename(word) == "torchrun" or (word in _TORCHRUN_MODULES and command[index - 1] == "-m"):
+        if os.path.basename(word) == "torchrun" or (word in TORCHRUN_MODULES and command[index - 1] == "-m"):
             begin = index + 1
             break
     if begin is None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from stashtrace.errors import UsageError
 from stashtrace.schema.stall_kinds import COLUMN_OF, COLUMNS, OPTION_WORDS, kinds_of_word, nearest_word, word_text
+from stashtrace.text.units import TIMES_NS
 
 #: Times; ``0`` takes one away.
 TIMES = (
@@ -30,7 +31,6 @@ BUCKET = "bucket_mb"
 QUANTITIES = (*TIMES, *LINKS, *COUNTS, *WORDS)
 #: From one byte, which sends each gradient alone, to a size that no device holds.
 _BUCKET_RANGE_MIB = (1e-6, 1e6)
-_TIME_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 _RATE_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _RANGE = {
     **dict.fromkeys(TIMES, "x0.5 (half of it), 5ms, or 0"),
@@ -219,7 +219,7 @@ def _amount(quantity: str, value: str) -> float | None:
     """Read a value in ns, in bits a second or as a number; None if it is not one."""
     if quantity in COUNTS:
         return float(value) if re.fullmatch(r"[1-9]\d{0,6}", value) else None
-    units = _RATE_BITS if quantity.endswith(".bandwidth") else _TIME_NS
+    units = _RATE_BITS if quantity.endswith(".bandwidth") else TIMES_NS
     match = re.fullmatch(rf"(\d+(?:\.\d*)?|\.\d+)\s*({'|'.join(units)})", value)
     amount = float(match.group(1)) * units[match.group(2)] if match else 0.0
     return amount if 0 < amount < math.inf else None

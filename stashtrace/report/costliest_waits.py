@@ -40,7 +40,6 @@ _BEFORE, _AFTER = 5, 2
 _DATA_RATIO = 0.03
 #: Waits that cost less than this part of the costliest one are not listed.
 _WORTH_DIVISOR = 10
-_DATA_KINDS = COLUMNS["data"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ def costliest_waits(trace: Trace, steps: Table, stalls: Table) -> dict[str, Any]
         rows, count = _representative(table), len(table)
         listed = [_row(table, at) for at in range(min(count, LISTED))]
         cut_outs = _collective_cut_outs(run, table, rows)
-    shown = {(cut["late_rank"], cut["step"]) for cut in cut_outs if cut["cause_kind"] in _DATA_KINDS}
+    shown = {(cut["late_rank"], cut["step"]) for cut in cut_outs if cut["cause_kind"] in COLUMNS["data"]}
     most_ns = max((row["total_wait_ns"] for row in listed if row["method"] != "hung"), default=0)
     batch = _batch_cut_out(run, stalls, shown, most_ns)
     return {
@@ -197,7 +196,7 @@ def _instance(row: dict[str, Any], times: Table, keys: Table) -> Table:
 def _source_lanes(run: _Run, row: dict[str, Any], window: Window) -> list[dict[str, Any]]:
     """Return the lanes of the file and the worker that the cause of a late rank names."""
     process, worker, lanes = row["cause_process_id"], row["cause_worker_id"], []
-    if row["cause_kind"] not in _DATA_KINDS or process < 0:
+    if row["cause_kind"] not in COLUMNS["data"] or process < 0:
         return []
     if row["cause_kind"] == "fetch" and row["cause_name"]:
         lanes.append(file_lane(run.index, process, row["cause_name"], window))
@@ -247,7 +246,7 @@ def _batch_cut_out(run: _Run, stalls: Table, shown: set[tuple[int, int]], costli
     """
     counted = GroupBy(run.steps["rank"], run.steps["step"])
     step = counted.row_of(stalls["rank"], stalls["step"])
-    waited = stalls.take((step >= 0) & np.isin(stalls["kind"], _DATA_KINDS))
+    waited = stalls.take((step >= 0) & np.isin(stalls["kind"], COLUMNS["data"]))
     if not len(waited):
         return None
     each = GroupBy(waited["rank"], waited["step"])

@@ -23,7 +23,7 @@ _SHORTEST_VALUE = 6
 _SHORTEST_HOST = 8
 _COMMANDS = ("command", "argv")
 _ENVIRONMENTS = ("env", "environment")
-_PLACES = ("cwd", "exe", "directory", "out")
+PATH_KEYS = ("cwd", "exe", "directory", "out")
 _IPV4 = r"(?<![\w.])(?!127\.|0\.0\.0\.0)\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)"
 _IPV6 = r"(?<=\[)(?!::1?\])[0-9A-Fa-f]*(?::[0-9A-Fa-f.]*){2,7}(?:%\w+)?(?=\])"
 _ADDRESS = re.compile(f"{_IPV4}|{_IPV6}")  # of a URL or connection; version 6 in brackets
@@ -183,7 +183,7 @@ class Scrubber:
             return SCRUBBED
         if key == "host":
             return self.host(value)
-        return self.path(value) if key in _PLACES else self.text(value)
+        return self.path(value) if key in PATH_KEYS else self.text(value)
 
     def _text(self, text: str) -> str:
         """Any other text, scrubbed as a command line."""

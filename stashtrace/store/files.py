@@ -43,9 +43,9 @@ _HINT = "choose another folder with -o"
 _PACKET_FILES, _PACKET_BYTES = 64, 1 << 20
 
 #: Tables that are always read.
-_ALWAYS = ("processes", "tracks", "losses", "alignment", "metadata")
+ALWAYS_READ = ("processes", "tracks", "losses", "alignment", "metadata")
 #: Tables that the export derived from all ranks together.
-_DERIVED = ("numbered_steps", "matched_collectives")
+DERIVED = ("numbered_steps", "matched_collectives")
 #: Tables in which any number is possible: losses are shown as they are, and an unknown end is later than any moment.
 _ANY_NUMBERS = ("losses", "matched_collectives")
 #: Key that each partition counts from 0, and the tables that refer to it.
@@ -84,7 +84,7 @@ def load_store(
     counts: list[int] = []
     reinstated, impossible = Reinstated(strings), Counter[str]()
     for name, schema in TABLES.items():
-        if tables is not None and name not in tables and name not in _ALWAYS:
+        if tables is not None and name not in tables and name not in ALWAYS_READ:
             continue
         packets = _read_packets(folder, name, wanted, strings)
         if name == "collectives":
@@ -298,7 +298,7 @@ def _drop_overlapping_steps(tables: dict[str, Table], written: dict[str, int], s
 
 
 def _derive_again(tables: dict[str, Table], written: dict[str, int]) -> None:
-    for name in _DERIVED:
+    for name in DERIVED:
         tables[name] = Table.empty(TABLES[name])
     written["numbered_steps"] = 0
 
@@ -313,7 +313,7 @@ def _count_lost(
         if count > 0 and name not in ("processes", "tracks"):  # those were reinstated and counted already
             text = f"the store lacks {count} of {written[name]} rows of {name}; export the run again to have them"
             lost.append(("format", "rows_lost", int(Severity.DATA_LOSS), count, text))
-    if any(written.get(name, 0) > len(tables[name]) for name in _DERIVED if name in tables):
+    if any(written.get(name, 0) > len(tables[name]) for name in DERIVED if name in tables):
         _derive_again(tables, written)
     add_losses(tables, lost, strings)
 

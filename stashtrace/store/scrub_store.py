@@ -12,7 +12,7 @@ from stashtrace.errors import FormatError
 from stashtrace.files.bounded_parquet import TooLargeError, parquet_file, read_parquet
 from stashtrace.files.whole_files import new_file
 from stashtrace.schema.events import TABLES
-from stashtrace.scrubbing.pseudonyms import Scrubber, Survey
+from stashtrace.scrubbing.pseudonyms import PATH_KEYS, Scrubber, Survey
 from stashtrace.scrubbing.secrets import RANK_VARIABLES
 from stashtrace.store.layout import STORE_FILE, parquet_options, read_facts, require_pyarrow
 
@@ -20,7 +20,6 @@ _VARIABLE = "env."
 #: Key in the metadata of a file: which kinds of scrubbing it went through.
 _DONE = b"stashtrace.scrubbed"
 _COMMANDS = ("argv", "command")
-_PLACES = ("cwd", "exe", "directory", "out")
 
 
 def tables_of(store: Path) -> list[Path]:
@@ -117,7 +116,7 @@ def _value(key: str, text: str, scrubber: Scrubber) -> str:
         return " ".join(scrubber.words(text.split(" ")))
     if key == "host":
         return scrubber.host(text)
-    return scrubber.path(text) if key in _PLACES else scrubber.text(text)
+    return scrubber.path(text) if key in PATH_KEYS else scrubber.text(text)
 
 
 def _fact(key: str, value: str) -> dict[str, Any]:

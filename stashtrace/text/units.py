@@ -248,7 +248,7 @@ _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-zA-Z]*)\s*", re.IG
 _PREFIXES = ("", "k", "m", "g", "t", "p")
 #: Forms of a size, for hints.
 _SIZES = "100G, 512MiB, 4096"
-_TIMES_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
+TIMES_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 
 
 def bytes_of(stated: str | float, subject: str) -> int:
@@ -292,9 +292,9 @@ def ns_of(stated: str | float, subject: str) -> float:
     if not isinstance(stated, str):
         return float(stated)
     number, unit = _number_and_unit(stated, subject, "80us, 4ms")
-    if unit not in _TIMES_NS:
+    if unit not in TIMES_NS:
         raise _not_understood(stated, subject, "80us, 4ms")
-    return number * _TIMES_NS[unit]
+    return number * TIMES_NS[unit]
 
 
 def _number_and_unit(stated: str, subject: str, forms: str) -> tuple[float, str]:

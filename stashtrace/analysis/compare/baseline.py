@@ -31,14 +31,15 @@ from stashtrace.analysis.compare.job_identity import FIELDS, Fact
 from stashtrace.analysis.compare.steps_of_run import KINDS, STEP, StepsOfRun
 from stashtrace.errors import FormatError
 from stashtrace.files.checked_files import CheckedFile, is_number
+from stashtrace.schema.possible import MOST_RANKS
 from stashtrace.schema.stall_kinds import KIND_NAMES
 from stashtrace.scrubbing.secrets import scrub_arguments, scrub_urls
 
 #: Of the file; files of other versions are refused.
 SCHEMA_VERSION = 1
 _VERSION, _WRITER = "stashtrace_baseline", "stashtrace_version"
-#: A time of a step is less than a month, ns; a rank is less than this.
-_LONGEST_NS, _MOST_RANKS = 30 * 86_400 * 10**9, 1 << 24
+#: A time of a step is less than a month.
+_LONGEST_NS = 30 * 86_400 * 10**9
 #: Last parts of a path that are kept: enough to distinguish files of one name, and no folder of a user.
 _KEPT_PARTS = 3
 _GROUP = ("unknown_ns", "sample_ns", "degrees")
@@ -110,7 +111,7 @@ def _read(content: Mapping[str, Any], file: CheckedFile, name: str) -> StepsOfRu
         raise file.damaged(f"steps_count is {steps_count}, but it holds {count}")
     ranks: dict[int, dict[str, float]] = {}
     for rank, means in file.table(content, "ranks_ns").items():
-        if not rank.isdecimal() or int(rank) >= _MOST_RANKS or not isinstance(means, dict):
+        if not rank.isdecimal() or int(rank) >= MOST_RANKS or not isinstance(means, dict):
             raise file.damaged(f"ranks_ns has no rank {rank[:40]!r}")
         if not all(kind in KINDS and _is_time(value) for kind, value in means.items()):
             raise file.damaged(f"ranks_ns of rank {rank} is no table of times")

@@ -20,7 +20,7 @@ import numpy as np
 from stashtrace.errors import ImporterError
 from stashtrace.importers.collective_names import collective_op, element_bytes, element_type, subgroup_hash
 from stashtrace.importers.flight_recorder.pickle import read_pickle
-from stashtrace.importers.import_context import ImportContext, Int64
+from stashtrace.importers.import_context import RANK_IN_NAME, ImportContext, Int64
 from stashtrace.importers.import_limits import HIGHEST, integer_or, parse_json, parse_next
 from stashtrace.importers.source import Source
 from stashtrace.schema.kinds import (
@@ -176,7 +176,6 @@ def _place(frames: Any) -> str:
 
 #: A dump of 2,000 operations with their stacks takes a few MiB.
 _LARGEST_BYTES = 256 << 20
-_NAMED_RANK = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
 _TRAILING_NUMBER = re.compile(r"(\d+)$")
 _KNOWN_MAJORS = ("1.", "2.")
 #: Unfinished operations that are reported one by one.
@@ -265,7 +264,7 @@ def _rank_of(path: Path, dump: Mapping[Any, Any]) -> int:
     stem = path.name
     for suffix in (".gz", ".zst", ".json", ".pickle", ".pkl", ".pt", ".bin"):
         stem = stem.removesuffix(suffix)
-    numbers = _NAMED_RANK.findall(stem) or _TRAILING_NUMBER.findall(stem)
+    numbers = RANK_IN_NAME.findall(stem) or _TRAILING_NUMBER.findall(stem)
     return int(numbers[-1]) if numbers and len(numbers[-1]) < 10 else -1
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.import_context import ImportContext, Int64, per_distinct
+from stashtrace.importers.import_context import RANK_IN_NAME, ImportContext, Int64, per_distinct
 from stashtrace.importers.import_limits import bound_queries
 from stashtrace.importers.source import Source
 from stashtrace.schema.kinds import ProcessRole
@@ -187,7 +187,6 @@ _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WOR
 _NODES = ("NODE_RANK", "GROUP_RANK", "SLURM_NODEID")
 _WORLDS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_NTASKS")
 _MPI_RANK = re.compile(r"MPI Rank (\d+)$")
-_NAMED_RANK = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
 #: Stamps from here on count from 1970, smaller ones from the start of the recording.
 _SINCE_1970_NS = 1 << 58
 
@@ -341,7 +340,7 @@ def _ranks(
         rank = _number_of(environment, _RANKS, -1)
         if rank >= 0:
             return {main[0]: rank}, "file"
-        named = _NAMED_RANK.findall(path.stem)
+        named = RANK_IN_NAME.findall(path.stem)
         context.say("nsys.ranks", "by the file's name" if named else "assumed: the file names none")
         return {main[0]: int(named[-1]) if named else 0}, "name" if named else "assumed"
     node = _number_of(environment, _NODES, 0)

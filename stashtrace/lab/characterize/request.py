@@ -19,10 +19,10 @@ from stashtrace.lab.characterize.network import Shape
 from stashtrace.lab.characterize.run_figures import CONFIGURATIONS
 from stashtrace.lab.machine import machine_facts
 from stashtrace.record.directory import file_rights
+from stashtrace.record.launchers import TORCHRUN_MODULES
 
 TORCHRUN, ACCELERATE, DEEPSPEED, MPI = "torchrun", "accelerate", "deepspeed", "mpi"
 TEMPLATE, SINGLE = "template", "single"
-_TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _MPI_NAMES = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "srun")
 #: Option that counts the ranks of a host, by launcher; the first spelling is the one that is written.
 _COUNT: Mapping[str, tuple[str, ...]] = {
@@ -158,7 +158,7 @@ def rank_command(words: Sequence[str], ranks: int | None = None) -> RankCommand:
 def _kind(words: Sequence[str]) -> str:
     for index, word in enumerate(words):
         name = os.path.basename(word)
-        if name == "torchrun" or (word in _TORCHRUN_MODULES and words[index - 1] == "-m"):
+        if name == "torchrun" or (word in TORCHRUN_MODULES and words[index - 1] == "-m"):
             return TORCHRUN
         if name == "accelerate" and list(words[index + 1 : index + 2]) == ["launch"]:
             return ACCELERATE
@@ -174,7 +174,7 @@ def _kind(words: Sequence[str]) -> str:
 def _after_launcher(words: Sequence[str], kind: str) -> int:
     for index, word in enumerate(words):
         name = os.path.basename(word)
-        if kind == TORCHRUN and (name == "torchrun" or word in _TORCHRUN_MODULES):
+        if kind == TORCHRUN and (name == "torchrun" or word in TORCHRUN_MODULES):
             return index + 1
         if kind == ACCELERATE and name == "accelerate":
             return index + 2

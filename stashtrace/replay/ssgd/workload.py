@@ -32,6 +32,7 @@ from stashtrace.replay.communication.messages import Messages, gradient_messages
 from stashtrace.schema.kinds import Phase, PhaseFlag
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
+from stashtrace.text.units import TIMES_NS
 
 _PER_LAYER = ("forward_ns", "backward_ns", "communication_ns", "gradient_bytes")
 
@@ -186,7 +187,6 @@ def _workload(messages: Messages, chosen: Int64, known: Table, forwards: Table) 
     )
 
 
-_UNITS_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 _COLUMNS = ("forward", "backward", "communication", "size")
 _HINT = "a row is: id name forward backward communication size"
 _BEFORE_NAME, _AFTER_NAME = 1, 4
@@ -279,7 +279,7 @@ class _Reader:
         match = _WHOLE.fullmatch(text)
         if match is not None:
             name, unit, value = match.groups()
-            self.whole[f"{name}_ns"] = self._number(value, f"{name}_{unit}", number, _UNITS_NS[unit])
+            self.whole[f"{name}_ns"] = self._number(value, f"{name}_{unit}", number, TIMES_NS[unit])
 
     def _names(self, text: str, number: int) -> bool:
         """Read the line of column names; return False for any other line."""
@@ -290,7 +290,7 @@ class _Reader:
             raise self._error(number, f"{len(fields)} column names instead of {len(_COLUMNS) + 2}")
         for at, (name, column) in enumerate(zip(fields[2:], _COLUMNS, strict=True)):
             start, _, unit = name.partition("_")
-            known = {"bytes": 1.0, "": 1.0} if column == "size" else _UNITS_NS | {"": 1e3}
+            known = {"bytes": 1.0, "": 1.0} if column == "size" else TIMES_NS | {"": 1e3}
             if start != column or unit not in known:
                 raise self._error(number, f"column {name!r} instead of {column} with its unit, as in {column}_us")
             self.scale[at] = known[unit]
