@@ -67,6 +67,7 @@ HANGS: Mapping[str, Hang] = {
     "store": awaited(r"rank 1 is (in poll|inside recv).*, in wait_for_store"),
     "left_early": awaited(r"rank 1 is waiting for a lock.*, in join_thread"),
     "worker_read": awaited(r"worker 0 of rank 1 is inside read\(\) of \S*queue.fifo, in \S*__getitem__"),
+    "worker_of_eight": awaited(r"worker 6 of rank 1 is inside read\(\) of \S*queue.fifo, in \S*__getitem__"),
     "worker_stopped": awaited(r"worker 0 of rank 1 is stopped"),
     "loop": Hang(
         r"^rank 1 has not entered all-reduce \d+ of .*, but its thread still runs",

@@ -42,7 +42,7 @@ class Numbers(Dataset):  # type: ignore[type-arg]
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if RANK == 1 and index == 12:
-            if SCENE == "worker_read":
+            if SCENE in ("worker_read", "worker_of_eight"):
                 began()
                 os.read(os.open(FIFO, os.O_RDWR), 1)
             elif SCENE == "worker_stopped":
@@ -265,8 +265,8 @@ def train() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Linear(64, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     gradient = torch.zeros(1024)
-    workers = SCENE in ("worker_read", "worker_stopped", "long_first_batch")
-    batches = iter(DataLoader(Numbers(), batch_size=2, num_workers=1)) if workers else None
+    workers = {"worker_read": 1, "worker_of_eight": 8, "worker_stopped": 1, "long_first_batch": 1}.get(SCENE, 0)
+    batches = iter(DataLoader(Numbers(), batch_size=2, num_workers=workers)) if workers else None
     held = os.open(FOLDER / "index.lock", os.O_RDWR | os.O_CREAT)
     if SCENE == "flock" and RANK == 0:
         fcntl.flock(held, fcntl.LOCK_EX)

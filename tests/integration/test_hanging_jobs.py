@@ -63,15 +63,16 @@ def said(run: Path, pattern: str) -> str:
 
 
 @pytest.mark.thorough
-def test_a_worker_in_a_read_that_does_not_return(tmp_path: Path) -> None:
-    with job("worker_read", tmp_path) as run:
+@pytest.mark.parametrize(("scene", "worker"), [("worker_read", 0), ("worker_of_eight", 6)])
+def test_a_worker_in_a_read_that_does_not_return(scene: str, worker: int, tmp_path: Path) -> None:
+    with job(scene, tmp_path) as run:
         text = said(run, r"no progress for .*: rank 1 has not entered all-reduce \d+ of default_pg")
-        in_read = r"worker 0 of rank 1 is inside read\(\) of \S*/queue\.fifo"
+        in_read = rf"worker {worker} of rank 1 is inside read\(\) of \S*/queue\.fifo"
         assert re.search(in_read, text), text
         reported = stashtrace("analyze", "hang", str(run), "--format", "json", cwd=tmp_path).stdout
         (row,) = json.loads(reported)
         assert (row["rank"], row["reason"], row["waiting"]) == (1, "not_entered", "0")
-        assert row["workers"] == f"0 read {tmp_path / 'files' / 'queue.fifo'}"
+        assert row["workers"] == f"{worker} read {tmp_path / 'files' / 'queue.fifo'}"
         live = " ".join(stashtrace("live", str(run), "--once", cwd=tmp_path).stdout.split())
         assert re.search(in_read, live), live
 
