@@ -65,6 +65,15 @@ def test_a_rank_that_works_on_does_not_hang(how: str, said: str) -> None:
     assert lines[1] == "  ranks 0,1,3 wait in it for 31.0 s"
 
 
+def test_files_that_grow_slowly_are_no_progress() -> None:
+    """The recorder's own grow while a rank stands still, in a long wait by more than a heartbeat."""
+    build = hanging((2,))
+    growth = {second * S: second * 100_000.0 for second in range(1, 31)}
+    build.counter(build.rank(2).process_id, "process_write_bytes_total", growth)
+    build.say("signal", "9")
+    assert describe_stuck(build.trace())[0].startswith("the job hung: rank 2 has not entered all-reduce 3")
+
+
 def test_a_rank_that_looped_when_the_job_was_ended_hung() -> None:
     for how, head in (("runs", "the job hung: rank 2 has"), ("moves", "rank 2 has not")):
         build = working(how)

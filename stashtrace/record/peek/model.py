@@ -14,8 +14,8 @@ from typing import Any
 #: Ways of getting on, the one that says most first: collectives or steps, other records, bytes of files, the step
 #: thread on a CPU, other threads or children on one, the device.
 ENTERED, RECORDS, MOVES, RUNS, OTHERS_RUN, DEVICE_RUNS = "entered", "records", "moves", "runs", "others", "device"
-#: A process that stands still writes a log or a heartbeat now and then.
-LEAST_BYTES = 1 << 20
+#: A process that stands still writes a log or a heartbeat now and then, and the recorder's files grow.
+LEAST_BYTES_PER_S = 1 << 20
 #: Nor is a message now and then a transfer: one brings a thread this number of wake-ups a second.
 LEAST_RECEIVED_PER_S = 10
 #: A thread that ran, or waited for a CPU, for less than this share of the time stands still.
@@ -50,10 +50,9 @@ def way_of_progress(before: Progress, after: Progress) -> str:
     if _grew(before.rows_count, after.rows_count, 1):
         return RECORDS
     window_ns = after.at_ns - before.at_ns
-    least_count = max(LEAST_RECEIVED_PER_S * window_ns / 1e9, 1)
-    if _grew(before.moved_bytes, after.moved_bytes, LEAST_BYTES) or _grew(
-        before.received_count, after.received_count, least_count
-    ):
+    least_bytes, least_count = (max(each * window_ns / 1e9, 1) for each in (LEAST_BYTES_PER_S, LEAST_RECEIVED_PER_S))
+    moved = _grew(before.moved_bytes, after.moved_bytes, least_bytes)
+    if moved or _grew(before.received_count, after.received_count, least_count):
         return MOVES
     least_ns = STANDS_STILL * window_ns
     for way, first, second in (

@@ -17,7 +17,7 @@ import pytest
 from other_users import as_another_user, needs_root
 
 from stashtrace.record.peek import stacks
-from stashtrace.record.peek.model import LEAST_BYTES, MOVES, OTHERS_RUN, RUNS, Peek, ThreadPeek, way_of_progress
+from stashtrace.record.peek.model import LEAST_BYTES_PER_S, MOVES, OTHERS_RUN, RUNS, Peek, ThreadPeek, way_of_progress
 from stashtrace.record.peek.proc import Wanted, calls_of, take_peeks
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -115,7 +115,7 @@ def test_bytes_and_messages_are_progress(tmp_path: Path) -> None:
     writes = "out = open(sys.argv[1], 'wb')\nwhile True:\n    out.write(bytes(1 << 21)); out.flush(); time.sleep(0.1)"
     with program(writes, str(tmp_path / "model.pt")) as pid:
         peek = peek_at(pid)
-    assert peek.moved_bytes >= LEAST_BYTES
+    assert peek.moved_bytes >= LEAST_BYTES_PER_S * WINDOW_S
     assert way_of_progress(*peek.progress()) == MOVES
     receives = (
         "import socket, threading\nhere, there = socket.socketpair()\n"
