@@ -147,6 +147,13 @@ class Graph:
         """Mask of the transfers."""
         return np.asarray(self.resource == Resource.TRANSFER)
 
+    @property
+    def before(self) -> Int64:
+        """The node before each node on its thread, -1 if there is none."""
+        before, program = np.full(len(self), -1, dtype=np.int64), self.edge_kind == EdgeKind.PROGRAM
+        before[self.target[program]] = self.source[program]
+        return before
+
     @cached_property
     def workers(self) -> dict[int, int]:
         """Workers that each rank had at a time: the most that made batches for one iterator; no rank without any."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from stashtrace._native import graph as native
 from stashtrace.analysis.collectives.matching import blocks
-from stashtrace.analysis.graph import EdgeKind, Graph, Resource
+from stashtrace.analysis.graph import Graph, Resource
 from stashtrace.analysis.intervals import Bools, Int64, int64
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
@@ -202,9 +202,7 @@ def _not_before(graph: Graph, chosen: Int64) -> _Edges:
 
     A transfer that a member leaves before its recorded end stays the source.
     """
-    before = np.full(len(graph), -1, dtype=np.int64)
-    program = graph.edge_kind == EdgeKind.PROGRAM
-    before[graph.target[program]] = graph.source[program]
+    before = graph.before
     source, target = int64(graph.source[chosen]), int64(graph.target[chosen])
     moment = graph.end_ns[source] + graph.lag_ns[chosen]
     early = (graph.lag_ns[chosen] < -_TOGETHER_NS) & (graph.resource[source] != Resource.TRANSFER)

@@ -22,7 +22,7 @@ from stashtrace.calibration.robust_line import student
 from stashtrace.replay.causes.policy import POLICY
 from stashtrace.replay.causes.work_by_line import COMPILE, OBJECTS, UNKNOWN, Floats, WorkByLine, kinds_of
 from stashtrace.replay.prediction_intervals import FEW_STEPS, blocks_of, period_of
-from stashtrace.replay.remove_straggler import places_in_step
+from stashtrace.replay.remove_straggler import of_others, places_in_step
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, StallKind
 
@@ -40,8 +40,6 @@ _WAITS = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT)
 _ON_THREADS = (Resource.STEP_THREAD, Resource.HOST, Resource.STREAM, Resource.DEVICE, Resource.COMPUTE_STREAM)
 #: With more cells than this of ranks, steps and places in them, whole steps are compared.
 _MOST_CELLS = 4_000_000
-#: With more ranks than this, the median of all stands for the median of all others.
-_MANY_RANKS = 32
 
 
 #: In which steps it is: all or any; the last, the first, or others in a row; in each on one rank, alternately;
@@ -383,7 +381,7 @@ class Candidates:
         usual = spent.copy()  # one that is alone in its stage has no others
         for rows in self._stages or [np.flatnonzero(self._has_steps)]:
             if len(rows) > 1:
-                usual[rows] = _of_others(spent[rows])
+                usual[rows] = of_others(spent[rows], np.median)
         return np.where(self._has_steps[:, None, None], spent - usual, 0.0)
 
     def _longer(self, pieces: Int64) -> Floats:
@@ -637,13 +635,6 @@ def _common_ratio(one: Floats, other: Floats) -> float:
     spread = math.sqrt(float((one**2).sum() * (other**2).sum()))
     common = float((one * other).sum()) / spread if spread else 0.0
     return common if common > _quantile(POLICY.chance_ratio) / math.sqrt((ranks - 1) * (steps - 1)) else 0.0
-
-
-def _of_others(spent: Floats) -> Floats:
-    """Return the median of the other ranks, for each rank and step; of many ranks that of all."""
-    if len(spent) > _MANY_RANKS:
-        return np.broadcast_to(np.median(spent, axis=0), spent.shape)
-    return np.array([np.median(np.delete(spent, row, axis=0), axis=0) for row in range(len(spent))])
 
 
 def operation(op: int) -> str:

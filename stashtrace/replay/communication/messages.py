@@ -51,6 +51,11 @@ class DdpFacts:
     #: In the reverse order of the parameters, usually the order in which they are made; empty if unknown.
     gradients_bytes: Floats
 
+    @property
+    def bucket_bytes(self) -> float | None:
+        """``bucket_mib`` in bytes."""
+        return None if self.bucket_mib is None else self.bucket_mib * 2**20
+
 
 def shows_ddp(trace: Trace) -> bool:
     """Return True if a run shows that wrapper, by its class or by a recorded fact: others send no buckets."""
