@@ -119,12 +119,17 @@ def record_job(job: Job, directory: Path) -> Path:
     except BaseException as error:
         _end(process, asked=isinstance(error, KeyboardInterrupt))
         raise
+    require_success(directory.name, code, log)
+    return directory
+
+
+def require_success(what: str, code: int, log: Path) -> None:
+    """Raise CaptureError, with what the log says of it, if a command failed. ``what``: the subject of the sentence."""
     if code:
         raise CaptureError(
-            f"{directory.name} ended with exit code {code}: {last_words(log) or 'it printed nothing'}",
+            f"{what} ended with exit code {code}: {last_words(log) or 'it printed nothing'}",
             hint=f"its output is in {log}",
         )
-    return directory
 
 
 def _end(process: subprocess.Popen[bytes], *, asked: bool) -> None:

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from stashtrace.errors import CaptureError
 from stashtrace.files.whole_files import new_log
 from stashtrace.record.program import own_program
 
 _POLL_S = 0.02
+
+
+@contextmanager
+def signals_handled(numbers: Iterable[int], handler: Any) -> Iterator[None]:
+    """Handle signals in another way for a time; threads other than the main one cannot, and go on as they are."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 class RankFailedError(CaptureError):

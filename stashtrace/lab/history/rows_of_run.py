@@ -31,7 +31,7 @@ from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import Phase, PhaseFlag, ProcessRole, StallKind
 from stashtrace.schema.stall_kinds import KIND_NAMES
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import Trace, run_facts
 from stashtrace.scrubbing.secrets import scrub_arguments, scrub_urls
 from stashtrace.summary.words import claim_text, findings_of
 
@@ -51,7 +51,7 @@ def rows_of_run(trace: Trace, launch: Mapping[str, Any]) -> RunRows:
     ``launch``: content of its ``run.json``; empty for files of other tools. Raises FormatError if nothing says when
     the run was.
     """
-    facts = _facts_of_trace(trace)
+    facts = run_facts(trace)
     origin = facts.get("origin_realtime_ns", "")
     if not origin.lstrip("-").isdecimal() or not len(trace.processes):
         raise FormatError(
@@ -84,12 +84,6 @@ def rows_of_run(trace: Trace, launch: Mapping[str, Any]) -> RunRows:
         where, name = trace.text(loss["collector_code"]), trace.text(loss["name_code"])
         out.add("loss", loss=name, collector=where, lost_count=loss["lost_count"])
     return out
-
-
-def _facts_of_trace(trace: Trace) -> dict[str, str]:
-    table = trace.metadata
-    rows = np.flatnonzero(table["process_id"] == -1).tolist()
-    return {trace.text(table["key_code"][row]): trace.text(table["value_code"][row]) for row in rows}
 
 
 def _add_facts(

@@ -176,8 +176,3 @@ def typical_steps(totals: RunTotals) -> Floats:
         if (steps > 0).any():
             out[rows] = np.median(steps[steps > 0])
     return out
-
-
-def first_of(values: np.ndarray, groups: GroupBy) -> list[str]:
-    """Return the first value of each group."""
-    return [str(values[rows[0]]) for rows in groups]
