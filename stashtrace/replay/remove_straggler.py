@@ -14,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Resource
-from stashtrace.analysis.intervals import Bools, Int64
-from stashtrace.replay.scenario import Floats, Scenario
+from stashtrace.analysis.intervals import Bools, Floats, Int64
+from stashtrace.replay.scenario import Scenario
 from stashtrace.replay.sharing import crowded_hosts
 from stashtrace.replay.slowdown import next_transfers
 from stashtrace.schema.groupby import GroupBy, order_by

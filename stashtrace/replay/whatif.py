@@ -16,7 +16,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Replayed, Resource
-from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.intervals import Bools, Floats, Int64
 from stashtrace.errors import MissingDataError, UsageError, guarded
 from stashtrace.replay import change_lengths
 from stashtrace.replay.changes import BUCKET, IN_ORDER, KEPT, TIMES, Change
@@ -28,7 +28,7 @@ from stashtrace.replay.loaders.worker_count import known_loaders, with_own_batch
 from stashtrace.replay.prediction_intervals import BETWEEN_RUNS, STORAGE_BETWEEN, Contention, noise_ns, period_of
 from stashtrace.replay.remove_straggler import without_lateness
 from stashtrace.replay.replayed_budget import step_budget
-from stashtrace.replay.scenario import Bools, Floats, Links, Scenario, Unknowns
+from stashtrace.replay.scenario import Links, Scenario, Unknowns
 from stashtrace.replay.sharing import (
     cpus_left,
     crowded_hosts,
@@ -404,7 +404,7 @@ class ReplayedRun:
         missed = [self._missed_ns(scenario) for scenario in scenarios]
         times = [ns + more for ns, more in zip(alone, missed, strict=True)]
         company = [self._company_doubt_ns(scenario, ns) for scenario, ns in zip(scenarios, times, strict=True)]
-        low, high = _ends(times, company)
+        low, high = _ends([(ns, ns) for ns in times], company)
         cpus = self._crowded(changes) if changed else {}
         if cpus:
             crowd = self._with_cpus(scenarios, cpus, missed, company)
@@ -482,9 +482,7 @@ class ReplayedRun:
         free = [self._mean(scenario.graph, shared(scenario, _endless(cpus))) for scenario in scenarios]
         free = [ns + more for ns, more in zip(free, missed, strict=True)]
         bounds = [contention.bounds_ns(*pair) for pair in zip(times, free, strict=True)]
-        low = min(least - doubt for (least, _), doubt in zip(bounds, company, strict=True))
-        high = max(most + doubt for (_, most), doubt in zip(bounds, company, strict=True))
-        return _Crowd(unchanged, runs, times, low, high)
+        return _Crowd(unchanged, runs, times, *_ends(bounds, company))
 
     @cached_property
     def _unchanged_ns(self) -> float:
@@ -674,10 +672,10 @@ def _endless(cpus: dict[str, float]) -> dict[str, float]:
     return dict.fromkeys(cpus, math.inf)
 
 
-def _ends(times: Sequence[float], doubts: Sequence[float]) -> tuple[float, float]:
-    """Return the bounds of all of these times with their doubts."""
-    pairs = list(zip(times, doubts, strict=True))
-    return min(ns - doubt for ns, doubt in pairs), max(ns + doubt for ns, doubt in pairs)
+def _ends(bounds: Sequence[tuple[float, float]], doubts: Sequence[float]) -> tuple[float, float]:
+    """Return the bounds of all of these bounds with their doubts."""
+    pairs = list(zip(bounds, doubts, strict=True))
+    return min(low - doubt for (low, _), doubt in pairs), max(high + doubt for (_, high), doubt in pairs)
 
 
 def _require_possible(scenario: Scenario, changes: Sequence[Change]) -> None:

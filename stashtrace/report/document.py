@@ -217,17 +217,10 @@ def _headline_text(finding: Any, text: str) -> str:
 
 def _budget(facts: RunFacts, tables: Summary) -> dict[str, Any]:
     groups = budget_groups(tables.budgets)
-    missing = "" if groups else "no rank has a step, so there is no budget to show"
-    return {
-        "missing": missing,
-        "hint": "" if groups else how_to_get_steps(facts.trace),
-        "alike_ratio": ALIKE_RATIO,
-        "steps_counts": {part.step_kind: part.steps_count for part in (facts, *facts.others)},
-        "warmup_count": facts.warmup_count,
-        "methods": sorted({rank.method for rank in facts.ranks if rank.method}),
-        "groups": groups,
-        "by_rank": rank_columns(tables.budgets),
-    }
+    known = _no_budget(facts, "" if groups else "no rank has a step, so there is no budget to show")
+    hint = "" if groups else how_to_get_steps(facts.trace)
+    methods = sorted({rank.method for rank in facts.ranks if rank.method})
+    return known | {"hint": hint, "methods": methods, "groups": groups, "by_rank": rank_columns(tables.budgets)}
 
 
 def _no_budget(facts: RunFacts, line: str) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from stashtrace.text.units import duration_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Floats = npt.NDArray[np.float64]
 
 #: Inches; more ranks than this share the height of this number.
 _WIDTH, _RANK_HEIGHT, _TALL_RANKS = 9.0, 0.32, 16

@@ -18,7 +18,7 @@ import numpy as np
 from stashtrace import _native
 from stashtrace.analysis.collectives.collective_waits import communicator_names
 from stashtrace.analysis.collectives.device_collectives import DeviceCollectives, on_devices
-from stashtrace.analysis.intervals import NEVER
+from stashtrace.analysis.intervals import NEVER, Bools
 from stashtrace.analysis.registry import analyze
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp
@@ -29,7 +29,6 @@ from stashtrace.text.units import duration_text, shortened
 from stashtrace.timeline.host_tracks import OPS
 from stashtrace.timeline.rows_by_rank import TraceRows
 from stashtrace.timeline.tracks import (
-    Bools,
     Ints,
     Line,
     Order,

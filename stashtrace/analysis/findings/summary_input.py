@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.collectives.matching import is_imported
 from stashtrace.analysis.findings.blocked_calls import blocked_calls
 from stashtrace.analysis.findings.claim_rows import BUDGETS
 from stashtrace.analysis.findings.over_time.step_changes import OVER_TIME, changes_of
@@ -150,8 +151,7 @@ class RunFacts:
     @property
     def imported(self) -> bool:
         """Whether another tool recorded the run."""
-        code = self.trace.strings.find("imported")
-        return code >= 0 and bool((self.trace.metadata["key_code"] == code).any())
+        return is_imported(self.trace)
 
 
 def ranks_of_hosts(trace: Trace) -> dict[str, list[int]]:

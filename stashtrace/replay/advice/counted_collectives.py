@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import Group, group_table
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.batch_waits import batch_waits
 from stashtrace.analysis.stalls.collective_blocking import blocked_on_collectives
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
@@ -29,7 +29,6 @@ from stashtrace.schema.kinds import CollectiveFlag, CollectiveOp, DeviceWork, Ph
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-Bools = npt.NDArray[np.bool_]
 #: Where in a step a collective was called, by the phases of its process.
 POSITIONS = ("forward", "backward", "after_backward", "update", "after_update", "elsewhere")
 FORWARD, BACKWARD, AFTER_BACKWARD, UPDATE, AFTER_UPDATE, ELSEWHERE = range(len(POSITIONS))
@@ -198,10 +197,8 @@ def _calls(
     rows, begin, end = rows[order], begin[order], end[order]
     position = np.full(len(rows), ELSEWHERE, dtype=np.int64)
     exposed = np.full(len(rows), -1, dtype=np.int64)
-    by_rank = RowsBy(table["rank"][rows])
-    for rank in by_rank.values.tolist():
-        of_rank, work = by_rank.rows(rank), ranks[rank]
-        mine = rows[of_rank]
+    for rank, of_rank in GroupBy(table["rank"][rows]).items():
+        mine, work = rows[of_rank], ranks[rank]
         flagged = (table["collective_flags"][mine] & CollectiveFlag.IN_BACKWARD) != 0
         position[of_rank] = _positions(work, table["call_ns"][mine], flagged)
         if work.seen == DEVICE:

@@ -14,19 +14,16 @@ from statistics import NormalDist
 from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Bools, Floats, Int64, int64
 from stashtrace.calibration.robust_line import student
 from stashtrace.replay.causes.policy import POLICY
-from stashtrace.replay.causes.work_by_line import COMPILE, OBJECTS, UNKNOWN, Floats, WorkByLine, kinds_of
+from stashtrace.replay.causes.work_by_line import COMPILE, OBJECTS, UNKNOWN, WorkByLine, kinds_of
 from stashtrace.replay.prediction_intervals import FEW_STEPS, blocks_of, period_of
 from stashtrace.replay.remove_straggler import of_others, places_in_step
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, StallKind
-
-Bools = npt.NDArray[np.bool_]
 
 #: Kinds of work besides those of ``kinds_of``: the part of any work that is a wait for a CPU, and any.
 QUEUED, ANY = 102, -1

@@ -16,7 +16,7 @@ import numpy as np
 from stashtrace._native import intervals
 from stashtrace.analysis.findings.blocked_calls import blocked_in
 from stashtrace.analysis.graph import EdgeKind, Graph, Replayed
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Floats, Int64, TimeSet, int64
 from stashtrace.analysis.lines.thread_places import exact_calls
 from stashtrace.analysis.lines.user_frames import place_of
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
@@ -25,7 +25,7 @@ from stashtrace.analysis.stragglers.cause_names import file_calls
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.causes.candidates import ANY, Candidate
 from stashtrace.replay.causes.policy import POLICY
-from stashtrace.replay.causes.work_by_line import Floats, WorkByLine
+from stashtrace.replay.causes.work_by_line import WorkByLine
 from stashtrace.replay.communication.messages import gradient_messages, shows_ddp
 from stashtrace.replay.whatif import ReplayedRun
 from stashtrace.schema.groupby import GroupBy, order_by

@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace._native import intervals
 from stashtrace.analysis.graph import Graph, Resource
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Bools, Floats, Int64, int64
 from stashtrace.analysis.lines.thread_places import Stays, ThreadPlaces
 from stashtrace.analysis.lines.user_frames import Places, places
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
@@ -26,9 +25,6 @@ from stashtrace.replay.causes.policy import POLICY
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import BatchPhase
 from stashtrace.schema.trace import Trace
-
-Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
 
 _THREADS = (Resource.STEP_THREAD, Resource.HOST)
 #: The function of torch that runs a backward pass.

@@ -278,12 +278,11 @@ def _ends(index: TraceIndex, calls: Instances, loops: dict[int, _Loop]) -> Int64
     table, end = index.trace.collectives, int64(calls.end_ns.copy())
     seen = np.isin(table["collective_key"][calls.row], index.trace.collective_waits["collective_key"])
     late = np.flatnonzero(~index.timed_on_device[calls.row] & ~seen)
-    by_rank = RowsBy(calls.rank[late])
-    for rank in by_rank.values.tolist():
+    for rank, of_rank in GroupBy(calls.rank[late]).items():
         loop = loops.get(rank)
         if loop is None or not loop.awaits.any():
             continue
-        rows = late[by_rank.rows(rank)]
+        rows = late[of_rank]
         call = table["call_ns"][calls.row[rows]]
         at = np.searchsorted(loop.begin_ns, call, side="right") - 1
         inside = (at >= 0) & loop.awaits[at] & (call < loop.end_ns[at])

@@ -26,7 +26,7 @@ import numpy as np
 
 from stashtrace.analysis.graph import EdgeKind, Graph
 from stashtrace.analysis.graph.work_graph import Facts
-from stashtrace.analysis.intervals import Int64, is_one_of
+from stashtrace.analysis.intervals import Bools, Floats, Int64, is_one_of
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.changes import Change
 from stashtrace.replay.loaders.passes import (
@@ -40,7 +40,7 @@ from stashtrace.replay.loaders.passes import (
     with_edges,
 )
 from stashtrace.replay.loaders.worker_count import prefetch_factor, taken_by
-from stashtrace.replay.scenario import Bools, Floats, Scenario
+from stashtrace.replay.scenario import Scenario
 from stashtrace.schema.groupby import GroupBy, RowsBy
 
 #: Kept workers are asked to go on, and answer. Two ranks on two CPUs waited 0.7 to 5.6 ms for that. At worst it is

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from stashtrace.analysis.graph import EdgeKind, Graph
 from stashtrace.analysis.graph.work_graph import Facts
-from stashtrace.analysis.intervals import Int64, int64
-from stashtrace.replay.scenario import Bools, Floats, Scenario, whole_ns
+from stashtrace.analysis.intervals import Bools, Floats, Int64, int64
+from stashtrace.replay.scenario import Scenario, whole_ns
 from stashtrace.schema.groupby import GroupBy, order_by
 
 #: Batches that DataLoader asks each worker for in advance, unless it is set otherwise.

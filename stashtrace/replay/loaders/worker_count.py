@@ -18,12 +18,12 @@ import numpy as np
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
 from stashtrace.analysis.graph.work_graph import Facts
-from stashtrace.analysis.intervals import NEVER, Int64
+from stashtrace.analysis.intervals import NEVER, Bools, Floats, Int64
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.changes import Change
 from stashtrace.replay.loaders.passes import PREFETCH, Edges, Passes, WorkerNodes, not_in_turn, usual_lags, with_edges
 from stashtrace.replay.loaders.slow_worker import batches_by_worker
-from stashtrace.replay.scenario import Bools, Floats, Scenario
+from stashtrace.replay.scenario import Scenario
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 

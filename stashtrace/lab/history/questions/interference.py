@@ -18,10 +18,10 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, ranges
+from stashtrace.analysis.intervals import Floats, Int64, ranges
 from stashtrace.calibration.noise import together
 from stashtrace.lab.history.gather import History, Series
-from stashtrace.lab.history.run_totals import Floats, RunTotals
+from stashtrace.lab.history.run_totals import RunTotals
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy
