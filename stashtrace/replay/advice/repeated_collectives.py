@@ -60,8 +60,7 @@ def by_rank(scene: Scene, entries: Int64, values: npt.NDArray[np.generic]) -> di
     """
     calls = scene.calls
     sums_of = {}
-    ranks = GroupBy(calls.rank[entries])
-    for rank, rows in zip(ranks.values.tolist(), ranks, strict=True):
+    for rank, rows in GroupBy(calls.rank[entries]).items():
         numbers = scene.ranks[rank].step
         steps = GroupBy.numbered(np.searchsorted(numbers, calls.step[entries[rows]]), len(numbers))
         sums = steps.sum(np.asarray(values, dtype=np.float64)[rows])

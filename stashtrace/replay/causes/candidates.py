@@ -214,10 +214,8 @@ class Candidates:
 
     def _of_kinds(self) -> Iterator[Candidate]:
         rows = np.flatnonzero(self._own)
-        kinds = GroupBy(self._is_batch[rows], self._kind[rows])
-        for (by_workers, kind), of_kind in zip(zip(*kinds.keys, strict=True), kinds, strict=True):
-            pieces = rows[of_kind]
-            what = What(int(kind), bool(by_workers))
+        for by_workers, kind, of_kind in GroupBy(self._is_batch[rows], self._kind[rows]).items():
+            pieces, what = rows[of_kind], What(kind, by_workers)
             yield from self._of_group(pieces, what)
             places = list(self._places(pieces))
             longer = self._longer(pieces) if places else None
@@ -229,12 +227,11 @@ class Candidates:
         if self._graph.facts is None:
             return
         rows = np.flatnonzero(self._moves)
-        by_op = GroupBy(self._graph.facts.op[self._work.node[rows]], self._kind[rows])
-        for (op, kind), of_op in zip(zip(*by_op.keys, strict=True), by_op, strict=True):
+        for op, kind, of_op in GroupBy(self._graph.facts.op[self._work.node[rows]], self._kind[rows]).items():
             pieces = rows[of_op]
             spent = GroupBy.numbered(self._step[pieces], len(self._steps)).sum(self._work.ns[pieces])
             level: Level = "gone" if op in self._needless else "half"
-            yield self._candidate(level, (), What(int(kind), op=int(op)), pieces, spent[None])
+            yield self._candidate(level, (), What(kind, op=op), pieces, spent[None])
 
     def _of_queues(self) -> Iterator[Candidate]:
         """Waits for a CPU of all step threads and workers: what free CPUs would save."""

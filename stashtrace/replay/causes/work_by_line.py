@@ -170,8 +170,7 @@ def _threads(index: TraceIndex, graph: Graph) -> Iterator[tuple[int, Int64]]:
         yield thread.track_id, nodes[np.argsort(graph.begin_ns[nodes], kind="stable")]
     fetches = index.batches_of_phase(BatchPhase.FETCH)
     made = np.flatnonzero(graph.is_batch & (graph.row >= 0))
-    tracks = GroupBy(fetches["track_id"][graph.row[made]])
-    for track, rows in zip(tracks.values.tolist(), tracks, strict=True):
+    for track, rows in GroupBy(fetches["track_id"][graph.row[made]]).items():
         nodes = made[rows]
         yield track, nodes[np.argsort(graph.begin_ns[nodes], kind="stable")]
 
