@@ -247,13 +247,9 @@ def _contended(pairs: Sequence[tuple[StepsOfRun, StepsOfRun]]) -> set[int]:
     found: set[int] = set()
     everything = [run for pair in pairs for run in pair]
     for runs in zip(*pairs, strict=True):
-        known = [run for run in (runs if len(pairs) >= _RUNS_THAT_TELL else everything) if run.cpus is not None]
+        candidates = runs if len(pairs) >= _RUNS_THAT_TELL else everything
+        known = [(run.cpus, run) for run in candidates if run.cpus is not None]
         if known:
-            quietest = min(known, key=_use_of_others)
+            _, quietest = min(known, key=lambda one: one[0].by_others)
             found |= {id(run) for run in runs if is_contended(run, quietest)}
     return found
-
-
-def _use_of_others(run: StepsOfRun) -> float:
-    assert run.cpus is not None
-    return run.cpus.others_count + run.cpus.stolen_ratio

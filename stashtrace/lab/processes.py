@@ -35,8 +35,8 @@ def signals_handled(numbers: Iterable[int], handler: Any) -> Iterator[None]:
 class RankFailedError(CaptureError):
     """A rank ended with an error. ``rank``, ``code``: which one, and its exit code; negative for a signal."""
 
-    def __init__(self, rank: int, code: int, *, hint: str | None = None) -> None:
-        super().__init__(f"rank {rank} ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}", hint=hint)
+    def __init__(self, rank: int, code: int) -> None:
+        super().__init__(f"rank {rank} ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}")
         self.rank, self.code = rank, code
 
 

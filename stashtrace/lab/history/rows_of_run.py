@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -125,14 +124,11 @@ def _add_kinds(out: RunRows, trace: Trace, steps: Table) -> None:
     table = table.take(pairs.find(table["rank"], table["step"]) >= 0)
     walls = counted["end_ns"] - counted["begin_ns"]
     sums = GroupBy(table["kind"], table["rank"], table["step"])
-    kind, rank = sums.keys[0], sums.keys[1]
     spent = sums.sum(table["stall_ns"])
     ranks = GroupBy(counted["rank"])
     sizes = dict(zip(ranks.values.tolist(), ranks.sizes.tolist(), strict=True))
-    parts = [(STEP, int(one), walls[rows]) for one, rows in ranks.items()]
-    for at, rows in enumerate(GroupBy(kind, rank)):
-        del at
-        parts.append((str(kind[rows[0]]), int(rank[rows[0]]), spent[rows]))
+    parts = [(STEP, one, walls[rows]) for one, rows in ranks.items()]
+    parts += [(kind, one, spent[rows]) for kind, one, rows in GroupBy(*sums.keys[:2]).items()]
     for name, one, values in parts:
         if not values.any():
             continue
@@ -171,7 +167,7 @@ def _waits_for(trace: Trace, steps: Table | None) -> dict[int, tuple[int, int, i
     for rank, rows in GroupBy(causes["cause_rank"]).items():
         in_step = np.zeros(len(numbers), dtype=np.int64)
         np.add.at(in_step, np.searchsorted(numbers, causes["step"][rows]), causes["stall_ns"][rows])
-        waits[int(rank)] = (
+        waits[rank] = (
             round(float(in_step.mean()) / others),
             round(float(np.median(in_step)) / others),
             last.get(rank, 0),
@@ -182,7 +178,7 @@ def _waits_for(trace: Trace, steps: Table | None) -> dict[int, tuple[int, int, i
         longer = surplus_over_peers(trace, counted, rank, [int(r) for r in trace.ranks if r != rank])
         if longer and max(longer.values()) > 0:
             waits[rank] = (*waits[rank][:3], max(longer, key=lambda kind: longer[kind]))
-    return {rank: (mean, median, count, kind) for rank, (mean, median, count, kind) in waits.items()}
+    return waits
 
 
 def _add_claims(out: RunRows, tables: Summary) -> None:
@@ -316,11 +312,8 @@ def _checkpoints(trace: Trace) -> TimeSet:
 def _add_checkpoints(out: RunRows, checkpoints: TimeSet, written: Int64, names: Sequence[str], origin_ns: int) -> None:
     """Append a row for each checkpoint and file system that it wrote to."""
     longest = np.argsort(checkpoints.begin - checkpoints.end, kind="stable")[:_CHECKPOINTS]
-    rows: dict[int, list[int]] = defaultdict(list)
     for at in np.sort(longest).tolist():
-        rows[at] = [system for system in range(len(names)) if written[system, at]]
-    for at, targets in rows.items():
-        for system in targets:
+        for system in np.flatnonzero(written[:, at]).tolist():
             out.add(
                 "checkpoint",
                 file_system=names[system],
