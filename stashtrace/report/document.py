@@ -39,7 +39,8 @@ from stashtrace.summary.causes_block import column_of_cause, details_of, steps_o
 from stashtrace.summary.summary_document import document
 from stashtrace.summary.summary_text import WARNINGS
 from stashtrace.summary.words import findings_of
-from stashtrace.text.units import bytes_text, duration_text, ranks_text
+from stashtrace.text.prose import plural
+from stashtrace.text.units import bytes_text, duration_text, ranks_named, ranks_text
 
 T = TypeVar("T")
 
@@ -212,7 +213,7 @@ def _headline_text(finding: Any, text: str) -> str:
     if finding.row["kind"] != "ranks":
         return text
     hosts = finding.evidence[0]["facts"]["items_count"]
-    return f"{text} on {hosts} host{'' if hosts == 1 else 's'}" if hosts > 0 else text
+    return f"{text} on {hosts} host{plural(hosts)}" if hosts > 0 else text
 
 
 def _budget(facts: RunFacts, tables: Summary) -> dict[str, Any]:
@@ -418,7 +419,7 @@ def _hosts(trace: Trace) -> str:
 
 
 def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}" if ranks else "no rank"
+    return ranks_named(ranks) if ranks else "no rank"
 
 
 def _devices(trace: Trace) -> str:

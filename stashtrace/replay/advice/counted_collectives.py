@@ -230,8 +230,7 @@ def _element_bytes(index: TraceIndex, rows: Int64) -> Int64:
     talks = np.flatnonzero(kernels["work_code"] == DeviceWork.COMMUNICATION)
     if not len(talks):
         return element_bytes
-    names = GroupBy(kernels["name_code"][talks])
-    sizes = int64([element_bytes_of(index.trace.text(code)) for code in names.values.tolist()])[names.number]
+    sizes = GroupBy(kernels["name_code"][talks]).map(lambda code: element_bytes_of(index.trace.text(code)))
     by_process, calls = RowsBy(kernels["process_id"][talks]), RowsBy(index.trace.collectives["process_id"][rows])
     for process in calls.values.tolist():
         mine, ran = calls.rows(process), by_process.rows(process)

@@ -158,8 +158,7 @@ def _calls_of_backward(trace: Trace, found: Places | None, lines_count: int) -> 
 
 def _is_leaf(trace: Trace, found: Places, is_wanted: Callable[[str], bool]) -> Bools:
     """Return the mask of places whose call of a library is a wanted one."""
-    leaves = GroupBy(found.leaf_code)
-    return np.array([is_wanted(trace.text(leaf)) for leaf in leaves.values.tolist()], dtype=bool)[leaves.number]
+    return GroupBy(found.leaf_code).map(lambda leaf: is_wanted(trace.text(leaf)), bool)
 
 
 def _threads(index: TraceIndex, graph: Graph) -> Iterator[tuple[int, Int64]]:

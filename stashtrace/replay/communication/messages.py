@@ -164,7 +164,7 @@ def gradient_messages(trace: Trace) -> Messages:
         )
     rows, ready, end = first[kept], ready[kept], end[kept]
     groups, lanes = group_table(index.trace), GroupBy(calls.group_hash[kept])
-    sizes = int64([len(groups[group].members) for group in lanes.values.tolist()])[lanes.number]
+    sizes = lanes.map(lambda group: len(groups[group].members))
     backend = backends_of_rows(index.trace)[rows]
     link = np.zeros(len(kept))
     for of_lane in lanes:
