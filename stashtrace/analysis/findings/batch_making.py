@@ -138,6 +138,6 @@ def _times_by_rows(trace: Trace, made: Table) -> dict[str, Int64]:
         for name, table, chosen in sources:
             mine = chosen & (table["track_id"] == track)
             if mine.any():
-                time = TimeSet.of(table["begin_ns"][mine], table["end_ns"][mine])
+                time = TimeSet.of_rows(table, mine)
                 spent[name][rows] += time.within(made["begin_ns"][rows], made["end_ns"][rows])
     return spent

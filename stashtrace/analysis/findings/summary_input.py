@@ -322,7 +322,7 @@ def _rank_facts(known: _Known, rank: int, bounds: dict[str, tuple[int, int]]) ->
         low,
         high,
         float(sampled["cpu_contention_ns"].sum()) / max(int(sampled["wall_ns"].sum()), 1),
-        int(TimeSet.of(held["begin_ns"], held["end_ns"]).within(steps["begin_ns"], steps["end_ns"]).sum()),
+        int(TimeSet.of_rows(held).within(steps["begin_ns"], steps["end_ns"]).sum()),
         *_unseen(known.timed(rank), hidden_rows),
         host_timed=rank in known.on_device and bool((steps["clock_code"] == 0).all()),
         exact={frozenset(COLUMNS[name]): of_name for name, of_name in bounds.items()},

@@ -16,7 +16,7 @@ from stashtrace.analysis.compare.job_identity import job_facts, recording_id
 from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun, steps_of_run
 from stashtrace.analysis.devices.device_identity import counted_gpu
 from stashtrace.analysis.findings import Summary, summarize
-from stashtrace.analysis.intervals import Int64, TimeSet
+from stashtrace.analysis.intervals import Int64, TimeSet, value_at, window_at
 from stashtrace.analysis.io.calls import READING, WRITING, moves
 from stashtrace.analysis.io.data_files import data_files
 from stashtrace.analysis.stalls.budget import coded_intervals, stalls, straggler_causes
@@ -254,9 +254,8 @@ def add_traffic(
         np.add.at(counts, (system[reads], at), 1)
         np.add.at(spent, (system[reads], at), piece["end_ns"][reads] - piece["begin_ns"][reads])
         if len(checkpoints.begin):
-            inside = np.searchsorted(checkpoints.begin, piece["begin_ns"], side="right") - 1
+            inside = window_at(piece["begin_ns"], checkpoints.begin, checkpoints.end)
             writes = (move == WRITING) & (system >= 0) & (inside >= 0)
-            writes &= piece["begin_ns"] < checkpoints.end[np.maximum(inside, 0)]
             np.add.at(written, (system[writes], inside[writes]), np.maximum(piece["result_bytes"][writes], 0))
     ends = _steps_ended(steps, edges)
     longest = [at for at in np.argsort(-spent.sum(axis=1)).tolist() if counts[at].any()][:_FILE_SYSTEMS]
@@ -306,7 +305,7 @@ def _checkpoints(trace: Trace) -> TimeSet:
     phases = trace.phases
     chosen = (phases["phase_code"] == Phase.CHECKPOINT) & ((phases["phase_flags"] & PhaseFlag.NESTED) == 0)
     chosen &= phases["end_ns"] > phases["begin_ns"]
-    return TimeSet.of(phases["begin_ns"][chosen], phases["end_ns"][chosen])
+    return TimeSet.of_rows(phases, chosen)
 
 
 def _add_checkpoints(out: RunRows, checkpoints: TimeSet, written: Int64, names: Sequence[str], origin_ns: int) -> None:
@@ -460,9 +459,7 @@ def _shares(moments: Int64, watts: np.ndarray, intervals: tuple[Int64, Int64, In
         return {OUTSIDE: 1.0}
     begin, end, kind = intervals
     weight = watts * np.gradient(moments.astype(np.float64))
-    at = np.maximum(np.searchsorted(begin, moments, side="right") - 1, 0)
-    inside = (moments >= begin[at]) & (moments < end[at])
-    code = np.where(inside, kind[at], -1)
+    code = value_at(kind, window_at(moments, begin, end), -1)
     names = {int(one): name for one, name in zip(StallKind, KIND_NAMES, strict=True)} | {-1: OUTSIDE}
     whole = float(weight.sum())
     return {names[one]: float(weight[code == one].sum()) / whole for one in np.unique(code).tolist()}

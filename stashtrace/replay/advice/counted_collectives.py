@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import Group, group_table
-from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64, value_at
 from stashtrace.analysis.stalls.batch_waits import batch_waits
 from stashtrace.analysis.stalls.collective_blocking import blocked_on_collectives
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
@@ -152,7 +152,7 @@ def _rank_work(index: TraceIndex, thread: StepThread, steps: Int64) -> tuple[Ran
 
     def of(phase: Phase) -> TimeSet:
         rows = mine & (phases["phase_code"] == phase)
-        return TimeSet.of(phases["begin_ns"][rows], phases["end_ns"][rows])
+        return TimeSet.of_rows(phases, rows)
 
     kernels = index.kernels.rows(thread.process_id)
     kernels = kernels[np.isin(trace.kernels["work_code"][kernels], _COMPUTE)]
@@ -161,7 +161,7 @@ def _rank_work(index: TraceIndex, thread: StepThread, steps: Int64) -> tuple[Ran
     blocked = (nothing, nothing, nothing)
     if len(kernels):
         seen = DEVICE
-        computing = TimeSet.of(trace.kernels["begin_ns"][kernels], trace.kernels["end_ns"][kernels])
+        computing = TimeSet.of_rows(trace.kernels, kernels)
     elif (trace.devices["process_id"] == thread.process_id).any():
         seen, computing = UNSEEN, TimeSet.empty()
     else:
@@ -285,8 +285,7 @@ def _positions(work: RankWork, call: Int64, flagged: Bools) -> Int64:
 
 
 def _last_begin(time: TimeSet, call: Int64) -> Int64:
-    at = np.searchsorted(time.begin, call, side="right") - 1
-    return np.where(at >= 0, np.append(time.begin, -1)[at], -1)
+    return value_at(time.begin, np.searchsorted(time.begin, call, side="right") - 1, -1)
 
 
 def _blocked_on(pieces: tuple[Int64, Int64, Int64], rows: Int64, begin: Int64, count: int) -> Int64:

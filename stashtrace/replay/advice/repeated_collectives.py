@@ -148,7 +148,7 @@ def contention_ratio(scene: Scene) -> float:
         inside = (launch >= 0) & np.isin(step, work.step)
         if work.seen != DEVICE or not talks.any() or not inside.any():
             continue
-        talking = TimeSet.of(kernels["begin_ns"][talks], kernels["end_ns"][talks])
+        talking = TimeSet.of_rows(kernels, talks)
         rows = work.kernels[inside]
         begin, length = kernels["begin_ns"][rows], kernels["end_ns"][rows] - kernels["begin_ns"][rows]
         place = _places(kernels["name_code"][rows], step[inside])

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
-from stashtrace.analysis.intervals import Bools, Int64, int64
+from stashtrace.analysis.intervals import Bools, Int64, equal_pairs, int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.calibration.robust_line import Floats, least_absolute
 from stashtrace.errors import MissingDataError, guarded
@@ -297,9 +297,8 @@ def _edges(graph: Graph, buckets: Buckets, pieces: _Pieces, made: Int64) -> dict
     # Each bucket is ready when the message in which it ends was, or earlier by its shift.
     member = np.flatnonzero(kind == EdgeKind.MEMBER)
     member = member[np.argsort(target[member], kind="stable")]
-    low, high = (np.searchsorted(target[member], buckets.node[pieces.message], side=side) for side in ("left", "right"))
-    bucket = np.repeat(np.arange(len(made)), high - low)
-    at = member[np.arange(len(bucket)) - np.repeat(np.cumsum(high - low) - (high - low), high - low) + low[bucket]]
+    bucket, places = equal_pairs(buckets.node[pieces.message], target[member])
+    at = member[places]
     ready = (
         source[at],
         made[bucket],

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from stashtrace.analysis.collectives.collective_waits import communicator_names
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.collectives.shares import backends_of_rows
-from stashtrace.analysis.intervals import Bools, Int64, int64
+from stashtrace.analysis.intervals import Bools, Int64, int64, window_at
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, host_steps
 from stashtrace.analysis.steps.threads import step_threads
@@ -216,8 +216,8 @@ def _places(
         if not len(mine) or rank not in loops:
             continue
         call = table["call_ns"][rows[places]]
-        at = np.searchsorted(known["begin_ns"][mine], call, side="right") - 1
-        inside = (at >= 0) & (call < known["end_ns"][mine][np.maximum(at, 0)])
+        at = window_at(call, known["begin_ns"][mine], known["end_ns"][mine])
+        inside = at >= 0
         step[places[inside]] = known["step"][mine][at[inside]]
         begin, is_backward = loops[rank].begin_ns, loops[rank].is_backward
         # A pass lasts until the next forward or backward begins: gradients may be sent after it has returned.
@@ -284,8 +284,8 @@ def _ends(index: TraceIndex, calls: Instances, loops: dict[int, _Loop]) -> Int64
             continue
         rows = late[of_rank]
         call = table["call_ns"][calls.row[rows]]
-        at = np.searchsorted(loop.begin_ns, call, side="right") - 1
-        inside = (at >= 0) & loop.awaits[at] & (call < loop.end_ns[at])
+        at = window_at(call, loop.begin_ns, loop.end_ns)
+        inside = (at >= 0) & loop.awaits[at]
         end[rows[inside]] = np.minimum(end[rows], loop.end_ns[at])[inside]
     return end
 
