@@ -145,6 +145,16 @@ def ranges(begins: Int64, ends: Int64) -> Int64:
     return out
 
 
+def equal_pairs(left: Int64, right: Int64) -> tuple[Int64, Int64]:
+    """Return the places of all pairs of equal values; ``right`` is ascending.
+
+    >>> [places.tolist() for places in equal_pairs(np.array([7, 5]), np.array([5, 7, 7]))]
+    [[0, 0, 1], [1, 2, 0]]
+    """
+    low, high = (np.searchsorted(right, left, side=side) for side in ("left", "right"))
+    return np.repeat(np.arange(len(left)), high - low), ranges(low, high)
+
+
 def window_at(moments: Any, begin: Int64, end: Int64) -> Int64:
     """Row of the window ``[begin, end)`` that holds each moment, -1 outside.
 

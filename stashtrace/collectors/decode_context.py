@@ -289,8 +289,7 @@ class DecodeContext:
 
 def for_each(values: npt.NDArray[Any], function: Callable[[int], int]) -> Int64:
     """``function(value)`` for each row; it is called once for each distinct value, in ascending order."""
-    groups = GroupBy(values)
-    return np.array([function(value) for value in groups.values.tolist()], dtype=np.int64)[groups.number]
+    return GroupBy(values).map(function)
 
 
 def columns_of(rows: npt.NDArray[np.void], *names: str) -> dict[str, npt.NDArray[Any]]:

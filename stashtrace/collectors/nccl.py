@@ -190,8 +190,7 @@ def _number(
     collectives are not counted again: lost rows leave a gap and shift nothing.
     """
     devices = GroupBy(timed.group_hash, timed.device)
-    places = zip(*(column.tolist() for column in devices.keys), strict=True)
-    ranks = np.array([groups[value].rank_on(device) for value, device in places], dtype=np.int64)[devices.number]
+    ranks = devices.map(lambda value, device: groups[value].rank_on(device))
     communicators = GroupBy(timed.group_hash, ranks)
     hashes, comm = communicators.keys[0], communicators.number
     # Puts and signals (OTHER) go to one rank, too, and wake whoever waits for them.

@@ -27,7 +27,7 @@ from stashtrace.loading.join_collectives import GroupNotes
 from stashtrace.loading.load import open_processes
 from stashtrace.loading.run_tables import describe
 from stashtrace.schema.events import TABLES
-from stashtrace.schema.groupby import RowsBy
+from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import DeviceWork
 from stashtrace.schema.order import number_collectives, offset_keys
 from stashtrace.schema.strings import StringPool
@@ -85,9 +85,9 @@ def _write_ranks(
     rest = parts.rest()
     rank_of, rank_of_track = _owners(rest["processes"], rest["tracks"])
     for name, table in rest.items():
-        for rank, part in _by_rank(table, rank_of, rank_of_track):
+        for rank, of_rank in GroupBy(_ranks(table, rank_of, rank_of_track)).items():
             if chosen is None or rank in chosen:
-                writer.write(rank, {name: part})
+                writer.write(rank, {name: table.take(of_rank)})
     _second_pass(path, writer, rest, parts.strings, source, lambda share, task: report(0.7 + 0.3 * share, task))
     writer.finish(source=os.path.basename(source.rstrip("/")), stashtrace=__version__)
     rows = sum(count for name, count in writer.rows.items())
@@ -166,12 +166,6 @@ def _ranks(table: Table, rank_of: Mapping[int, int], rank_of_track: Array) -> Ar
     return np.where(at >= 0, rank_of_track[np.maximum(at, 0)], NO_RANK)
 
 
-def _by_rank(table: Table, rank_of: Mapping[int, int], rank_of_track: Array) -> Iterator[tuple[int, Table]]:
-    groups = RowsBy(_ranks(table, rank_of, rank_of_track))
-    for rank in groups.values.tolist():
-        yield rank, table.take(groups.rows(rank))
-
-
 # Second pass --------------------------------------------------------------------------------------
 
 
@@ -229,9 +223,8 @@ def _number_steps(steps: Sequence[RankSteps], together: Trace) -> Iterator[tuple
     """Yield the steps of each rank as numbered among all; nothing if no rank has steps."""
     if any(len(rank.columns.begin) for rank in steps):
         numbered = number_steps(steps, together.collectives, first_recorded_step(together))
-        groups = RowsBy(numbered["rank"])
-        for rank in groups.values.tolist():
-            rank_steps = numbered.take(groups.rows(rank))
+        for rank, rows in GroupBy(numbered["rank"]).items():
+            rank_steps = numbered.take(rows)
             yield rank, Table(TABLES["numbered_steps"], {name: rank_steps[name] for name in rank_steps.columns})
 
 

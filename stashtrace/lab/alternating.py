@@ -119,12 +119,17 @@ def record_job(job: Job, directory: Path) -> Path:
     except BaseException as error:
         _end(process, asked=isinstance(error, KeyboardInterrupt))
         raise
+    require_success(directory.name, code, log)
+    return directory
+
+
+def require_success(what: str, code: int, log: Path) -> None:
+    """Raise CaptureError, with what the log says of it, if a command failed. ``what``: the subject of the sentence."""
     if code:
         raise CaptureError(
-            f"{directory.name} ended with exit code {code}: {last_words(log) or 'it printed nothing'}",
+            f"{what} ended with exit code {code}: {last_words(log) or 'it printed nothing'}",
             hint=f"its output is in {log}",
         )
-    return directory
 
 
 def _end(process: subprocess.Popen[bytes], *, asked: bool) -> None:
@@ -242,13 +247,9 @@ def _contended(pairs: Sequence[tuple[StepsOfRun, StepsOfRun]]) -> set[int]:
     found: set[int] = set()
     everything = [run for pair in pairs for run in pair]
     for runs in zip(*pairs, strict=True):
-        known = [run for run in (runs if len(pairs) >= _RUNS_THAT_TELL else everything) if run.cpus is not None]
+        candidates = runs if len(pairs) >= _RUNS_THAT_TELL else everything
+        known = [(run.cpus, run) for run in candidates if run.cpus is not None]
         if known:
-            quietest = min(known, key=_use_of_others)
+            _, quietest = min(known, key=lambda one: one[0].by_others)
             found |= {id(run) for run in runs if is_contended(run, quietest)}
     return found
-
-
-def _use_of_others(run: StepsOfRun) -> float:
-    assert run.cpus is not None
-    return run.cpus.others_count + run.cpus.stolen_ratio

@@ -453,15 +453,15 @@ def plot_forecast(inputs: Inputs, table: Table, policy: str, path: str) -> None:
         axes.stackplot(share, *parts.values(), labels=list(parts), colors=colours, alpha=0.75, lw=0)
         low, high = table["low_ns"] / 1e6, table["high_ns"] / 1e6
         axes.fill_between(share, low, high, color=FAINT, alpha=0.3, lw=0, label="at least, at most")
+        # A cache of which share would have answered like that of the run
+        at = np.interp(inputs.measured_hit_ratio, table["hit_ratio"], share)
+        step = inputs.measured_step_ns / 1e6
+        axes.plot(at, step, "D", ms=6, color="#D55E00", label="the run, by its hits")
     else:
         below = np.zeros(len(share))
         for name, values in parts.items():
             axes.bar(share, values, bottom=below, width=4, color=KIND_COLOURS[name], label=name)
             below = below + values
-    if len(share) > 1:  # a cache of which share would have answered like that of the run
-        at = np.interp(inputs.measured_hit_ratio, table["hit_ratio"], share)
-        step = inputs.measured_step_ns / 1e6
-        axes.plot(at, step, "D", ms=6, color="#D55E00", label="the run, by its hits")
     axes.set_xlim(-2, 102)
     axes.set_ylim(bottom=0)
     axes.set_xlabel(f"cached share of the data set, % ({policy})")

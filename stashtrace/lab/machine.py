@@ -149,7 +149,7 @@ class Quietest:
 
     def __init__(self, known: Iterable[tuple[CpuUse, float]] = ()) -> None:
         """``known``: use of the CPUs, and the length that others may have added to, of earlier measurements."""
-        self._quietest = min(known, key=lambda one: _use_of_others(one[0]), default=None)
+        self._quietest = min(known, key=lambda one: one[0].by_others, default=None)
 
     def disturbance(self, cpus: CpuUse | None, length_ns: float) -> str:
         """Say what other work took if it may have made a measurement longer than the quietest one; else nothing.
@@ -159,7 +159,7 @@ class Quietest:
         before = self._quietest
         if cpus is None:
             return ""
-        if before is None or _use_of_others(cpus) < _use_of_others(before[0]):
+        if before is None or cpus.by_others < before[0].by_others:
             self._quietest = cpus, length_ns
         if before is None:
             return ""
@@ -171,10 +171,6 @@ class Quietest:
             return f"the hypervisor took {percent_text(cpus.stolen_ratio)} of the CPU time"
         than = f", not {quiet.others_count:.1f}" if quiet.others_count else ""
         return f"other programs used {cpus.others_count:.1f} of {machine_cpus()}{than}"
-
-
-def _use_of_others(cpus: CpuUse) -> float:
-    return cpus.others_count + cpus.stolen_ratio
 
 
 def measured_quietly(make: Callable[[], _Made], disturbance: Callable[[_Made], str]) -> tuple[_Made, str, str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from stashtrace.errors import CaptureError
 from stashtrace.files.whole_files import new_log
@@ -15,11 +18,25 @@ from stashtrace.record.program import own_program
 _POLL_S = 0.02
 
 
+@contextmanager
+def signals_handled(numbers: Iterable[int], handler: Any) -> Iterator[None]:
+    """Handle signals in another way for a time; threads other than the main one cannot, and go on as they are."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
 class RankFailedError(CaptureError):
     """A rank ended with an error. ``rank``, ``code``: which one, and its exit code; negative for a signal."""
 
-    def __init__(self, rank: int, code: int, *, hint: str | None = None) -> None:
-        super().__init__(f"rank {rank} ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}", hint=hint)
+    def __init__(self, rank: int, code: int) -> None:
+        super().__init__(f"rank {rank} ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}")
         self.rank, self.code = rank, code
 
 

@@ -18,12 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace import _native
+from stashtrace.analysis.intervals import Int64
 from stashtrace.files.whole_files import whole_file, write_whole
 from stashtrace.format.container import pack_head, pack_segment
 from stashtrace.format.project import current_layouts
 from stashtrace.schema.kinds import BatchPhase, CollectiveOp, IoFlag, IoOp, Phase, PhaseFlag, ThreadRole
-
-Int64 = npt.NDArray[np.int64]
 
 RUN_ID = "5e7700000000000000000000000000aa"
 START_NS = 5_000_000_000_000

@@ -39,7 +39,7 @@ from stashtrace.schema.kinds import ProcessRole, Severity, SpanKind
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Array, Table
 from stashtrace.schema.trace import EventTables, Trace
-from stashtrace.text.units import ranks_text
+from stashtrace.text.units import ranks_named
 
 #: Called with (bytes read, bytes in all, name of the file).
 Progress = Callable[[int, int, str], None]
@@ -599,7 +599,7 @@ def _few(names: Sequence[str]) -> str:
 
 def _list_ranks(ranks: list[int]) -> str:
     """Return the ranks as text; only their count and the first one if the list is long."""
-    shown = f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
+    shown = ranks_named(ranks)
     return shown if len(shown) <= _SHOWN_WIDTH else f"{len(ranks)} ranks, {ranks[0]} the first,"
 
 

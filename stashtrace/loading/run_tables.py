@@ -26,7 +26,7 @@ from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import LossRow, Trace, losses_columns
 from stashtrace.schema.tracks import TrackRegistry
-from stashtrace.text.units import ranks_text, span_text
+from stashtrace.text.units import ranks_named, span_text
 
 _HOSTS_NAMED = 4
 
@@ -227,8 +227,8 @@ def _missing_ranks(run: OpenedRun) -> Iterator[LossRow]:
     more = ", ..." if len(absent) > _HOSTS_NAMED else ""
     where = f" (its part{'s' if len(absent) > 1 else ''} on {', '.join(absent[:_HOSTS_NAMED])}{more})" if absent else ""
     advice = (
-        f"rank{'s' if len(missing) > 1 else ''} {ranks_text(missing)} of {world}: no file{where}; {run.path} holds "
-        f"rank{'s' if len(there) > 1 else ''} {ranks_text(there)}; merge the directories of the other hosts: "
+        f"{ranks_named(missing)} of {world}: no file{where}; {run.path} holds {ranks_named(there)}; merge the"
+        " directories of the other hosts: "
         f"`stashtrace merge DIR OTHER...`"
     )
     yield ("format", "ranks_missing", int(Severity.DATA_LOSS), len(missing), advice)

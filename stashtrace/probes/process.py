@@ -88,18 +88,21 @@ def follow_requests() -> DeeperSteps | None:
     path = find_control(os.environ.get("STASHTRACE_DIR", ""))
     if not path:
         return None  # the launcher is on another host
+    control = _mapped(path, _SIZE, "cupti")
+    return None if control is None else DeeperSteps(control)
+
+
+def _mapped(path: str, size: int, collector: str) -> mmap.mmap | None:
+    """Map the begin of a file; None, and a note for a collector, if that fails."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        recorder.failed("cupti", "control", error)
-        return None
-    try:
-        return DeeperSteps(mmap.mmap(descriptor, _SIZE, mmap.MAP_SHARED, mmap.PROT_READ))
+        try:
+            return mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
+        finally:
+            os.close(descriptor)
     except (OSError, ValueError) as error:
-        recorder.failed("cupti", "control", error)
+        recorder.failed(collector, "control", error)
         return None
-    finally:
-        os.close(descriptor)
 
 
 def find_control(directory: str) -> str:
@@ -376,16 +379,7 @@ def _open_control() -> mmap.mmap | None:
     if os.environ.get("STASHTRACE_IDLE") != "1":
         return None
     directory = os.environ.get("STASHTRACE_DIR", "")
-    path = find_control(directory) or os.path.join(directory, "control")
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return mmap.mmap(descriptor, 1, mmap.MAP_SHARED, mmap.PROT_READ)
-        finally:
-            os.close(descriptor)
-    except (OSError, ValueError) as error:
-        recorder.failed("core", "control", error)
-        return None
+    return _mapped(find_control(directory) or os.path.join(directory, "control"), 1, "core")
 
 
 window = StepWindow(native.config().get("steps") or "", _open_control(), follow_requests())

@@ -30,6 +30,7 @@ from stashtrace.errors import CaptureError
 from stashtrace.files.run_facts import host_file, read_facts
 from stashtrace.files.whole_files import claim_file, open_regular, remove_left_in, try_folder, whole_file, write_whole
 from stashtrace.record.launchers import RECORDS, Job, all_ended, is_gone, launchers, own_place
+from stashtrace.text.prose import say_why
 
 RUN_FILE = "run.json"
 #: Of files of processes; a process may have both.
@@ -309,7 +310,7 @@ def _try_to_write(path: Path) -> None:
 def _write_error(path: Path, error: OSError) -> CaptureError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return CaptureError(f"run directory {path} is full", hint="choose another place with `--out DIR`")
-    reason = (error.strerror or str(error)).lower()
+    reason = say_why(error)
     return CaptureError(
         f"cannot write into run directory {path}: {reason}", hint="choose another place with `--out DIR`"
     )
@@ -331,7 +332,7 @@ def make_scratch(root: str | None, job: Job) -> Path:
         return Path(tempfile.mkdtemp(prefix=f"stash-{job.run_id[:8]}-{os.uname().nodename}-", dir=place)).absolute()
     except OSError as error:
         raise CaptureError(
-            f"cannot write into scratch directory {place}: {(error.strerror or str(error)).lower()}",
+            f"cannot write into scratch directory {place}: {say_why(error)}",
             hint="choose another with `--scratch DIR`",
         ) from error
 
@@ -428,7 +429,7 @@ def bring_home(records: Path, directory: Path) -> None:
     except OSError as error:
         merge = shlex.join(["stashtrace", "merge", str(directory), str(records)])
         raise CaptureError(
-            f"cannot copy the records from {records} to {directory}: {(error.strerror or str(error)).lower()}",
+            f"cannot copy the records from {records} to {directory}: {say_why(error)}",
             hint=f"they are kept; `{merge}` brings them together",
         ) from error
     shutil.rmtree(records, ignore_errors=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from stashtrace.errors import CaptureError, UsageError
 from stashtrace.record.environment import LIBRARY_PATH, preload_path
+from stashtrace.text.prose import say_why
 
 
 def find_program(command: Sequence[str]) -> str:
@@ -113,7 +114,7 @@ def spawn(program: str, command: Sequence[str], environment: Mapping[str, str], 
             hint = "a script needs a first line such as #!/bin/sh"
         elif error.errno == errno.E2BIG:
             hint = "arguments and environment together are too long for the kernel"
-        raise CaptureError(f"cannot start {command[0]}: {(error.strerror or str(error)).lower()}", hint=hint) from error
+        raise CaptureError(f"cannot start {command[0]}: {say_why(error)}", hint=hint) from error
 
 
 _LOADER_TIMEOUT_S = 20

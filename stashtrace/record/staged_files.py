@@ -18,6 +18,7 @@ from pathlib import Path
 
 from stashtrace.errors import CaptureError, FormatError
 from stashtrace.files.whole_files import read_whole, whole_file
+from stashtrace.text.prose import say_why
 
 _MAGIC = b"SHSTAG02"
 _HEAD = struct.Struct("<8sQQQ")
@@ -104,7 +105,7 @@ def list_for_run(source: Path, target: Path) -> tuple[int, list[str]]:
     try:
         _replace(target, bytes(data))
     except OSError as error:
-        raise CaptureError(f"cannot write {target}: {(error.strerror or str(error)).lower()}") from error
+        raise CaptureError(f"cannot write {target}: {say_why(error)}") from error
     return count, changed
 
 
@@ -120,7 +121,7 @@ def _content(path: Path) -> bytearray:
     try:
         data = bytearray(read_whole(path))
     except OSError as error:
-        raise FormatError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from error
+        raise FormatError(f"cannot read {path}: {say_why(error)}") from error
     if len(data) < _HEAD.size or data[:8] != _MAGIC:
         raise FormatError(f"{path} is not a list of staged files", hint="`stashtrace stage` writes one")
     _, count, length, _ = _HEAD.unpack_from(data)

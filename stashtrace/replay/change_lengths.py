@@ -13,12 +13,12 @@ from dataclasses import replace
 import numpy as np
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Bools, Floats, Int64, int64
 from stashtrace.calibration.fit_link import bytes_factor
 from stashtrace.calibration.robust_line import robust_line
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.changes import Change, quantity_words
-from stashtrace.replay.scenario import Bools, Floats, Scenario, Unknowns, counted_span
+from stashtrace.replay.scenario import Scenario, Unknowns, counted_span
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import CollectiveOp, StallKind
 

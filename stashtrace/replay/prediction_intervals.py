@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from stashtrace.analysis.collectives.matching import group_table
+from stashtrace.analysis.intervals import Floats
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.threads import threads_without_steps
 from stashtrace.calibration.noise import student
-from stashtrace.replay.scenario import Floats
 from stashtrace.schema.trace import Trace
 
 #: Recordings of one job differ by this, however many steps they have (`benchmarks/results/whatif.md`).

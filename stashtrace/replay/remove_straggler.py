@@ -8,13 +8,14 @@ other stay. Where the batches of ranks differ in samples, work is compared per s
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Resource
-from stashtrace.analysis.intervals import Bools, Int64
-from stashtrace.replay.scenario import Floats, Scenario
+from stashtrace.analysis.intervals import Bools, Floats, Int64
+from stashtrace.replay.scenario import Scenario
 from stashtrace.replay.sharing import crowded_hosts
 from stashtrace.replay.slowdown import next_transfers
 from stashtrace.schema.groupby import GroupBy, order_by
@@ -93,7 +94,7 @@ def _equal_threads(graph: Graph, work: Floats, luck: float) -> Floats:
     whole = spent.sum(axis=0)
     samples, ordinal = _of_collectives(graph, ranks, transfers.values)
     typical = samples * _typical(whole / samples, ordinal, luck)
-    usual = np.array([_of_others(of_kind) for of_kind in spent])
+    usual = np.array([of_others(of_kind) for of_kind in spent])
     # Kinds of work that a rank does longer are shortened first; where that is not enough, all of its work is.
     excess = np.maximum(spent - usual, 0.0)
     needed = np.maximum(whole - typical, 0.0)
@@ -161,14 +162,14 @@ def _equal_batches(graph: Graph, amount: Floats, luck: float) -> Floats:
 
 def _typical(amounts: Floats, kind: Int64, luck: float) -> Floats:
     """Return what is typical of the other rows in the same column and, as ``luck`` grows, in all columns of a kind."""
-    at_least = _of_others(amounts)
+    at_least = of_others(amounts)
     if luck == 0:
         return at_least
     at_most = np.full(amounts.shape, np.nan)
     for number in np.unique(kind).tolist():
         columns = np.flatnonzero((kind == number) & ~np.isnan(amounts).any(axis=0))
         order = np.argsort(amounts[:, columns], axis=1, kind="stable")
-        in_order = _of_others(np.take_along_axis(amounts[:, columns], order, axis=1))
+        in_order = of_others(np.take_along_axis(amounts[:, columns], order, axis=1))
         in_place = np.empty_like(in_order)
         np.put_along_axis(in_place, order, in_order, axis=1)
         at_most[:, columns] = in_place
@@ -176,13 +177,13 @@ def _typical(amounts: Floats, kind: Int64, luck: float) -> Floats:
     return (1 - luck) * at_least + luck * at_most
 
 
-def _of_others(amounts: Floats) -> Floats:
+def of_others(amounts: Floats, median: Callable[..., Floats] = np.nanmedian) -> Floats:
     """Return the median of the other rows for each row and column (of many rows, of all); NaN where there is none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # columns of nothing but NaN
         if len(amounts) > _MANY_RANKS:
-            return np.broadcast_to(np.nanmedian(amounts, axis=0), amounts.shape)
-        rows = [np.nanmedian(np.delete(amounts, row, axis=0), axis=0) for row in range(len(amounts))]
+            return np.broadcast_to(median(amounts, axis=0), amounts.shape)
+        rows = [median(np.delete(amounts, row, axis=0), axis=0) for row in range(len(amounts))]
     return np.array(rows)
 
 
@@ -232,10 +233,10 @@ def _equal_steps(
     kinds = GroupBy(graph.resource[chosen], graph.kind[chosen])
     cell: tuple[Int64, ...] = (kinds.number, ranks.number, steps.number)
     spent = GroupBy.cells(cell, (len(kinds), len(ranks), len(steps))).sum(work[chosen])
-    excess = np.maximum(spent - np.array([_of_others(of_kind) for of_kind in spent]), 0.0)
+    excess = np.maximum(spent - np.array([of_others(of_kind) for of_kind in spent]), 0.0)
     if luck > 0:
         mean = spent.mean(axis=2, keepdims=True)
-        general = np.maximum(mean - np.array([_of_others(of_kind) for of_kind in mean]), 0.0)
+        general = np.maximum(mean - np.array([of_others(of_kind) for of_kind in mean]), 0.0)
         # The part of its excess in all steps beyond what the others have, each in other steps.
         part = np.divide(general, excess.mean(axis=2, keepdims=True), out=np.zeros_like(general), where=general > 0)
         excess = (1 - luck) * excess + luck * np.minimum(part, 1.0) * excess
@@ -257,7 +258,7 @@ def _taken_in_places(spent: Floats, left: Floats) -> Floats:
 
     It is taken from what a rank does longer there than the others, and only then from the rest.
     """
-    longer = np.maximum(spent - np.array([_of_others(of_kind) for of_kind in spent]), 0.0)
+    longer = np.maximum(spent - np.array([of_others(of_kind) for of_kind in spent]), 0.0)
     whole, goes = longer.sum(axis=-1), spent.sum(axis=-1) - left
     share = np.divide(goes, whole, out=np.zeros_like(whole), where=whole > 0)
     kept = spent - longer * np.minimum(share, 1.0)[..., None]
@@ -278,7 +279,7 @@ def _without_late_operations(graph: PipelineGraph, work: Floats) -> Floats:
     usual = np.full_like(spent, np.nan)
     for members in GroupBy(stage):
         if len(members) > 1:
-            usual[members] = _of_others(spent[members])
+            usual[members] = of_others(spent[members])
     scale = np.divide(np.fmin(spent, usual), spent, out=np.ones_like(spent), where=spent > 0)
     out[rows] *= scale[cell]
     return out
@@ -296,7 +297,7 @@ def _late_ns(graph: Graph, ranks: Int64, steps: Int64) -> Floats:
         return np.zeros((len(ranks), len(steps)))
     entered = np.full((len(entering), len(transfers)), np.nan)
     entered[entering.number, transfers.number] = graph.end_ns[source] - graph.begin_ns.min()
-    behind = np.nan_to_num(np.maximum(entered - _of_others(entered), 0.0))[entering.number, transfers.number]
+    behind = np.nan_to_num(np.maximum(entered - of_others(entered), 0.0))[entering.number, transfers.number]
     rows = np.flatnonzero(is_own[source])
     step, rank = np.searchsorted(steps, graph.step[source[rows]]), np.searchsorted(ranks, graph.rank[source[rows]])
     return GroupBy.cells((rank, step), (len(ranks), len(steps))).sum(behind[rows])

@@ -43,7 +43,7 @@ def _add_threads(graph: Graph, replayed: Replayed, nodes: Int64, budget: dict[st
         budget[_COLUMN[StallKind(kind)]] += float((length[mine] - graph.gap_ns[mine]).sum())
     budget["other"] += float(graph.gap_ns[nodes].sum())
 
-    before = _before(graph)
+    before = graph.before
     waits = nodes[before[nodes] >= 0]
     waited = replayed.begin_ns[waits] - replayed.end_ns[before[waits]]
     waits, waited = waits[waited > 0], waited[waited > 0]
@@ -93,15 +93,7 @@ class _Places:
         self.nodes = _RanksOf(nodes, graph.rank[nodes])
         self.members = _RanksOf(members, graph.rank[graph.source[members]])
         self.releases = _RanksOf(releases, graph.rank[graph.target[releases]])
-        self.before = _before(graph)
-
-
-def _before(graph: Graph) -> Int64:
-    """Return the node before each node on its thread, -1 if there is none."""
-    before = np.full(len(graph), -1, dtype=np.int64)
-    program = graph.edge_kind == EdgeKind.PROGRAM
-    before[graph.target[program]] = graph.source[program]
-    return before
+        self.before = graph.before
 
 
 def _add_device(

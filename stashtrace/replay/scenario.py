@@ -9,13 +9,11 @@ import numpy.typing as npt
 
 from stashtrace._native import graph as native
 from stashtrace.analysis.graph import EdgeKind, Graph, Replayed
-from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.intervals import Bools, Floats, Int64
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 
 Int32 = npt.NDArray[np.int32]
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

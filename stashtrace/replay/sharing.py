@@ -18,10 +18,10 @@ from enum import IntEnum
 import numpy as np
 
 from stashtrace.analysis.graph import Graph, Replayed
-from stashtrace.analysis.intervals import Int64, TimeSet
+from stashtrace.analysis.intervals import Floats, Int64, TimeSet
 from stashtrace.calibration.noise import OF_MEAN, deviation
 from stashtrace.replay.change_lengths import LINKS, latency_ns
-from stashtrace.replay.scenario import Floats, Links, Scenario, Unknowns, counted_span, whole_ns
+from stashtrace.replay.scenario import Links, Scenario, Unknowns, counted_span, whole_ns
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import StallKind
 

@@ -16,7 +16,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Replayed, Resource
-from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.intervals import Bools, Floats, Int64
 from stashtrace.errors import MissingDataError, UsageError, guarded
 from stashtrace.replay import change_lengths
 from stashtrace.replay.changes import BUCKET, IN_ORDER, KEPT, TIMES, Change
@@ -28,7 +28,7 @@ from stashtrace.replay.loaders.worker_count import known_loaders, with_own_batch
 from stashtrace.replay.prediction_intervals import BETWEEN_RUNS, STORAGE_BETWEEN, Contention, noise_ns, period_of
 from stashtrace.replay.remove_straggler import without_lateness
 from stashtrace.replay.replayed_budget import step_budget
-from stashtrace.replay.scenario import Bools, Floats, Links, Scenario, Unknowns
+from stashtrace.replay.scenario import Links, Scenario, Unknowns
 from stashtrace.replay.sharing import (
     cpus_left,
     crowded_hosts,
@@ -173,41 +173,6 @@ def single_changes(graph: Graph, *, buckets: Buckets | None = None, unsaid: list
     return ReplayedRun(graph).single_changes(buckets, unsaid)
 
 
-def _single_changes(
-    run: ReplayedRun,
-    buckets: Buckets | None,
-    unsaid: list[str] | None,
-    only: Collection[str] | None = None,
-    most_workers: float = math.inf,
-) -> list[Answer]:
-    asked = [Change.parse(text) for text in _SINGLE]
-    asked += [
-        Change(f"{link}.{quantity}", factor)
-        for link in change_lengths.LINKS
-        for quantity, factor in (("bandwidth", 2.0), ("latency", 0.5))
-    ]
-    predictions: dict[str, Callable[[], Answer | None]] = {
-        str(change): partial(_answer_if_known, run, change) for change in asked
-    }
-    if buckets is not None:
-        predictions[BUCKET] = partial(_best_buckets, run, buckets)
-    predictions["workers"] = partial(_best_workers, run, most_workers)
-    if only is not None:
-        predictions = {name: make for name, make in predictions.items() if name.partition("=")[0] in only}
-    answers = [
-        make() if unsaid is None else guarded(f"what {change} would save", make, unsaid.append)
-        for change, make in predictions.items()
-    ]
-    worth = [a for a in answers if a is not None and a.low_ns <= (1 - _WORTH_SAVING) * a.replayed_ns]
-    return sorted(worth, key=lambda a: a.low_ns + a.high_ns)
-
-
-def _answer_if_known(run: ReplayedRun, change: Change) -> Answer | None:
-    if change.quantity in run.absent_times:
-        return None
-    return run.answer((change,)) if _is_known(run.graph, change) else None
-
-
 def known_changes(graph: Graph, together: Sequence[Change]) -> list[Change]:
     """Return those of several changes that one word stands for of which the run has something.
 
@@ -275,17 +240,7 @@ def best_buckets(graph: Graph, buckets: Buckets) -> Answer | None:
 
     Sizes are compared by the middle of their intervals.
     """
-    return _best_buckets(ReplayedRun(graph), buckets)
-
-
-def _best_buckets(run: ReplayedRun, buckets: Buckets) -> Answer | None:
-    answers = []
-    for size in buckets.candidates_mib:
-        with contextlib.suppress(MissingDataError):  # it would divide messages whose gradients are unknown
-            answers.append(run.answer((Change(BUCKET, size),), buckets))
-    best = min(answers, key=lambda a: a.low_ns + a.high_ns, default=None)
-    worth = best is not None and best.low_ns + best.high_ns <= 2 * (1 - _WORTH_SAVING) * best.replayed_ns
-    return best if worth else None
+    return ReplayedRun(graph).best_buckets(buckets)
 
 
 def best_workers(graph: Graph) -> Answer | None:
@@ -293,18 +248,7 @@ def best_workers(graph: Graph) -> Answer | None:
 
     None if the run made no batches, or its passes have no batches for more workers.
     """
-    return _best_workers(ReplayedRun(graph))
-
-
-def _best_workers(run: ReplayedRun, most: float = math.inf) -> Answer | None:
-    best = None
-    for change in workers_to_try(run.graph, most):
-        with contextlib.suppress(MissingDataError):
-            answer = run.answer((change,))
-            if best is not None and answer.middle_ns > best.middle_ns - _ALIKE_RATIO * answer.replayed_ns:
-                break  # still more workers do what these do
-            best = answer
-    return best
+    return ReplayedRun(graph).best_workers()
 
 
 class ReplayedRun:
@@ -355,7 +299,51 @@ class ReplayedRun:
 
         ``only``: those of these quantities. ``most_workers``: no larger number of loader workers is asked about.
         """
-        return _single_changes(self, buckets, unsaid, only, most_workers)
+        asked = [Change.parse(text) for text in _SINGLE]
+        asked += [
+            Change(f"{link}.{quantity}", factor)
+            for link in change_lengths.LINKS
+            for quantity, factor in (("bandwidth", 2.0), ("latency", 0.5))
+        ]
+        predictions: dict[str, Callable[[], Answer | None]] = {
+            str(change): partial(self._answer_if_known, change) for change in asked
+        }
+        if buckets is not None:
+            predictions[BUCKET] = partial(self.best_buckets, buckets)
+        predictions["workers"] = partial(self.best_workers, most_workers)
+        if only is not None:
+            predictions = {name: make for name, make in predictions.items() if name.partition("=")[0] in only}
+        answers = [
+            make() if unsaid is None else guarded(f"what {change} would save", make, unsaid.append)
+            for change, make in predictions.items()
+        ]
+        worth = [a for a in answers if a is not None and a.low_ns <= (1 - _WORTH_SAVING) * a.replayed_ns]
+        return sorted(worth, key=lambda a: a.low_ns + a.high_ns)
+
+    def _answer_if_known(self, change: Change) -> Answer | None:
+        known = change.quantity not in self.absent_times and _is_known(self.graph, change)
+        return self.answer((change,)) if known else None
+
+    def best_buckets(self, buckets: Buckets) -> Answer | None:
+        """Return the answer of :func:`best_buckets`."""
+        answers = []
+        for size in buckets.candidates_mib:
+            with contextlib.suppress(MissingDataError):  # it would divide messages whose gradients are unknown
+                answers.append(self.answer((Change(BUCKET, size),), buckets))
+        best = min(answers, key=lambda a: a.low_ns + a.high_ns, default=None)
+        worth = best is not None and best.low_ns + best.high_ns <= 2 * (1 - _WORTH_SAVING) * best.replayed_ns
+        return best if worth else None
+
+    def best_workers(self, most: float = math.inf) -> Answer | None:
+        """Return the answer of :func:`best_workers`. ``most``: no larger number is asked about."""
+        best = None
+        for change in workers_to_try(self.graph, most):
+            with contextlib.suppress(MissingDataError):
+                answer = self.answer((change,))
+                if best is not None and answer.middle_ns > best.middle_ns - _ALIKE_RATIO * answer.replayed_ns:
+                    break  # still more workers do what these do
+                best = answer
+        return best
 
     def answer(self, changes: tuple[Change, ...], buckets: Buckets | None = None) -> Answer:
         """Replay each scenario of the changes and combine them."""
@@ -416,7 +404,7 @@ class ReplayedRun:
         missed = [self._missed_ns(scenario) for scenario in scenarios]
         times = [ns + more for ns, more in zip(alone, missed, strict=True)]
         company = [self._company_doubt_ns(scenario, ns) for scenario, ns in zip(scenarios, times, strict=True)]
-        low, high = _ends(times, company)
+        low, high = _ends([(ns, ns) for ns in times], company)
         cpus = self._crowded(changes) if changed else {}
         if cpus:
             crowd = self._with_cpus(scenarios, cpus, missed, company)
@@ -494,9 +482,7 @@ class ReplayedRun:
         free = [self._mean(scenario.graph, shared(scenario, _endless(cpus))) for scenario in scenarios]
         free = [ns + more for ns, more in zip(free, missed, strict=True)]
         bounds = [contention.bounds_ns(*pair) for pair in zip(times, free, strict=True)]
-        low = min(least - doubt for (least, _), doubt in zip(bounds, company, strict=True))
-        high = max(most + doubt for (_, most), doubt in zip(bounds, company, strict=True))
-        return _Crowd(unchanged, runs, times, low, high)
+        return _Crowd(unchanged, runs, times, *_ends(bounds, company))
 
     @cached_property
     def _unchanged_ns(self) -> float:
@@ -686,10 +672,10 @@ def _endless(cpus: dict[str, float]) -> dict[str, float]:
     return dict.fromkeys(cpus, math.inf)
 
 
-def _ends(times: Sequence[float], doubts: Sequence[float]) -> tuple[float, float]:
-    """Return the bounds of all of these times with their doubts."""
-    pairs = list(zip(times, doubts, strict=True))
-    return min(ns - doubt for ns, doubt in pairs), max(ns + doubt for ns, doubt in pairs)
+def _ends(bounds: Sequence[tuple[float, float]], doubts: Sequence[float]) -> tuple[float, float]:
+    """Return the bounds of all of these bounds with their doubts."""
+    pairs = list(zip(bounds, doubts, strict=True))
+    return min(low - doubt for (low, _), doubt in pairs), max(high + doubt for (_, high), doubt in pairs)
 
 
 def _require_possible(scenario: Scenario, changes: Sequence[Change]) -> None:

@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.intervals import Floats, Int64
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.text.units import ranks_in, ranks_text
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 #: Ranks are similar if no column differs by more than this part of the step, nor their steps by this part of a step.
 ALIKE_RATIO = 0.05
@@ -77,7 +75,7 @@ def _of_kind(budgets: Table, step_kind: str) -> list[dict[str, Any]]:
     return made
 
 
-def _matrices(budgets: Table) -> tuple[Ints, dict[str, Ints]]:
+def _matrices(budgets: Table) -> tuple[Int64, dict[str, Int64]]:
     """Return the ranks, and per quantity an array (ranks, columns)."""
     by_rank = GroupBy(budgets["rank"])
     place = np.argmax(budgets["column"][:, None] == np.array(list(COLUMNS))[None, :], axis=1)
@@ -85,7 +83,7 @@ def _matrices(budgets: Table) -> tuple[Ints, dict[str, Ints]]:
     return by_rank.values, {name: cells.sum(budgets[name]) for name in ("stall_ns", "low_ns", "high_ns")}
 
 
-def similar_rows(values: Floats) -> list[tuple[Ints, bool]]:
+def similar_rows(values: Floats) -> list[tuple[Int64, bool]]:
     """Divide rows into groups whose members differ little from the middle of their group.
 
     The first group is around the median of all rows, the next one around the median of what is left; where no row is
@@ -93,7 +91,7 @@ def similar_rows(values: Floats) -> list[tuple[Ints, bool]]:
     that are left after :data:`GROUPS_AT_MOST` groups and need not be similar.
     """
     left = np.arange(len(values))
-    groups: list[tuple[Ints, bool]] = []
+    groups: list[tuple[Int64, bool]] = []
     while len(left) and len(groups) < GROUPS_AT_MOST - 1:
         near = _near(values[left], np.median(values[left], axis=0))
         if not near.any():

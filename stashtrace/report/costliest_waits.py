@@ -219,7 +219,8 @@ def _handed_over(
     run: _Run, waits: BatchWaits, process: int, window: Window, source: int, target: int
 ) -> list[dict[str, Any]]:
     mine = (waits.made_by == process) & (waits.made_ns >= window.begin_ns) & (waits.end <= window.end_ns)
-    mine &= (waits.made_ns <= waits.end) & (waits.end > window.begin_ns) & _batches_recorded(run, process, waits)
+    recorded = run.index.batches_of_phase(BatchPhase.FETCH).take(run.index.fetches_by_process.rows(process))
+    mine &= (waits.made_ns <= waits.end) & (waits.end > window.begin_ns) & np.isin(waits.made_ns, recorded["end_ns"])
     return [
         {
             "from_lane": source,
@@ -230,12 +231,6 @@ def _handed_over(
         }
         for made, end in zip(waits.made_ns[mine].tolist(), waits.end[mine].tolist(), strict=True)
     ]
-
-
-def _batches_recorded(run: _Run, process: int, waits: BatchWaits) -> np.ndarray:
-    """Return which waits ended with a batch whose making by this process has a row."""
-    fetches = run.index.batches_of_phase(BatchPhase.FETCH)
-    return np.isin(waits.made_ns, fetches["end_ns"][run.index.fetches_by_process.rows(process)])
 
 
 def _batch_cut_out(run: _Run, stalls: Table, shown: set[tuple[int, int]], costliest_ns: int) -> dict[str, Any] | None:

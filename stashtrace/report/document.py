@@ -39,7 +39,8 @@ from stashtrace.summary.causes_block import column_of_cause, details_of, steps_o
 from stashtrace.summary.summary_document import document
 from stashtrace.summary.summary_text import WARNINGS
 from stashtrace.summary.words import findings_of
-from stashtrace.text.units import bytes_text, duration_text, ranks_text
+from stashtrace.text.prose import plural
+from stashtrace.text.units import bytes_text, duration_text, ranks_named, ranks_text
 
 T = TypeVar("T")
 
@@ -212,22 +213,15 @@ def _headline_text(finding: Any, text: str) -> str:
     if finding.row["kind"] != "ranks":
         return text
     hosts = finding.evidence[0]["facts"]["items_count"]
-    return f"{text} on {hosts} host{'' if hosts == 1 else 's'}" if hosts > 0 else text
+    return f"{text} on {hosts} host{plural(hosts)}" if hosts > 0 else text
 
 
 def _budget(facts: RunFacts, tables: Summary) -> dict[str, Any]:
     groups = budget_groups(tables.budgets)
-    missing = "" if groups else "no rank has a step, so there is no budget to show"
-    return {
-        "missing": missing,
-        "hint": "" if groups else how_to_get_steps(facts.trace),
-        "alike_ratio": ALIKE_RATIO,
-        "steps_counts": {part.step_kind: part.steps_count for part in (facts, *facts.others)},
-        "warmup_count": facts.warmup_count,
-        "methods": sorted({rank.method for rank in facts.ranks if rank.method}),
-        "groups": groups,
-        "by_rank": rank_columns(tables.budgets),
-    }
+    known = _no_budget(facts, "" if groups else "no rank has a step, so there is no budget to show")
+    hint = "" if groups else how_to_get_steps(facts.trace)
+    methods = sorted({rank.method for rank in facts.ranks if rank.method})
+    return known | {"hint": hint, "methods": methods, "groups": groups, "by_rank": rank_columns(tables.budgets)}
 
 
 def _no_budget(facts: RunFacts, line: str) -> dict[str, Any]:
@@ -425,7 +419,7 @@ def _hosts(trace: Trace) -> str:
 
 
 def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}" if ranks else "no rank"
+    return ranks_named(ranks) if ranks else "no rank"
 
 
 def _devices(trace: Trace) -> str:

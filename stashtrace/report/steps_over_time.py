@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.findings.claim_rows import tables_of
 from stashtrace.analysis.findings.rules.steps.slow import claim_of_step
 from stashtrace.analysis.findings.spikes.policy import POLICY
+from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.steps.step_time import step_lengths
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
@@ -18,8 +18,6 @@ from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import evidence_texts, findings_of
 from stashtrace.text.units import ranks_text
-
-Ints = npt.NDArray[np.int64]
 
 #: Cells of a map; more ranks or steps share cells.
 RANK_CELLS, STEP_CELLS = 32, 48
@@ -99,7 +97,7 @@ def heat_maps(stalls: Table, steps: Table, apart: Sequence[int] = ()) -> dict[st
     }
 
 
-def _rows(ranks: Ints, apart: list[int]) -> Ints:
+def _rows(ranks: Int64, apart: list[int]) -> Int64:
     """Return the row of each rank: first those apart, one each, then the others in the cells that are left."""
     row = np.empty(len(ranks), dtype=np.int64)
     alone = np.isin(ranks, apart)
@@ -108,12 +106,12 @@ def _rows(ranks: Ints, apart: list[int]) -> Ints:
     return row
 
 
-def cells_of(count: int, at_most: int) -> Ints:
+def cells_of(count: int, at_most: int) -> Int64:
     """Return the cell of each of ``count`` neighbours: as even as whole numbers allow."""
     return np.arange(count, dtype=np.int64) * min(count, at_most) // count
 
 
-def _span(numbers: Ints) -> str:
+def _span(numbers: Int64) -> str:
     """Name steps of a cell by the first and the last one."""
     first, last = int(numbers[0]), int(numbers[-1])
     return str(first) if first == last else f"{first}-{last}"

@@ -148,7 +148,7 @@ class GroupBy:
             raise TypeError("runs of rows are found by their keys only where these ascend")
         return codes
 
-    def map(self, function: Callable[[Any], Any], dtype: npt.DTypeLike = np.int64) -> npt.NDArray[Any]:
+    def map(self, function: Callable[..., Any], dtype: npt.DTypeLike = np.int64) -> npt.NDArray[Any]:
         """Value of a function of the key for each row; it is called once for each group, with plain Python values."""
         values = [function(*key) for key in zip(*(column.tolist() for column in self.keys), strict=True)]
         return np.array(values, dtype=dtype)[self.number]

@@ -12,12 +12,12 @@ from stashtrace.errors import UsageError
 from stashtrace.schema.stall_kinds import KIND_COLOURS, words_of
 from stashtrace.schema.table import Table
 from stashtrace.summary.picture_style import FAINT, duration_axis, new_figure, plain_axes, require_matplotlib
+from stashtrace.text.prose import count_noun
 from stashtrace.text.units import duration_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Floats = npt.NDArray[np.float64]
 
 #: Inches; more ranks than this share the height of this number.
 _WIDTH, _RANK_HEIGHT, _TALL_RANKS = 9.0, 0.32, 16
@@ -82,7 +82,7 @@ def _draw_bars(
     plain_axes(axes)
     axes.grid(False, axis="y")
     low, high = int(counts.min()), int(counts.max())
-    number = f"{high:,} step{'s' * (high != 1)}" if low == high else f"{low:,} to {high:,} steps"
+    number = count_noun(high, "step") if low == high else f"{low:,} to {high:,} steps"
     axes.set_title(f"time of a step, mean of {number}", fontsize=9, loc="left")
     axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 

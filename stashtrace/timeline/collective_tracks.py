@@ -18,7 +18,7 @@ import numpy as np
 from stashtrace import _native
 from stashtrace.analysis.collectives.collective_waits import communicator_names
 from stashtrace.analysis.collectives.device_collectives import DeviceCollectives, on_devices
-from stashtrace.analysis.intervals import NEVER
+from stashtrace.analysis.intervals import NEVER, Bools
 from stashtrace.analysis.registry import analyze
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp
@@ -29,7 +29,6 @@ from stashtrace.text.units import duration_text, shortened
 from stashtrace.timeline.host_tracks import OPS
 from stashtrace.timeline.rows_by_rank import TraceRows
 from stashtrace.timeline.tracks import (
-    Bools,
     Ints,
     Line,
     Order,
@@ -174,7 +173,7 @@ def _place(
     hashes = communicators.values.tolist()
     track = np.empty(len(table), dtype=np.int64)
     parents = GroupBy(_parents(trace, places, table, on_device), table["rank"])
-    for rows, parent, rank in zip(parents, *(column.tolist() for column in parents.keys), strict=True):
+    for parent, rank, rows in parents.items():
         communicator = communicators.number[rows]
         lines = {}
         for number in np.unique(communicator).tolist():
@@ -189,14 +188,16 @@ def _place(
 def _parents(trace: Trace, places: Mapping[int, Places], table: Table, on_device: Bools) -> Ints:
     """Return the parent of the line of each row's communicator."""
     devices = dict(zip(trace.streams["track_id"].tolist(), trace.streams["device_index"].tolist(), strict=True))
-    streams = GroupBy(table["rank"], table["process_id"], np.where(on_device, table["stream_track_id"], _ON_HOST))
-    parents = []
-    for rank, process, stream in zip(*(column.tolist() for column in streams.keys), strict=True):
+
+    def parent(rank: int, process: int, stream: int) -> int:
         place = places[rank]
+        if stream == _ON_HOST:
+            return place.root
         any_device = next((track for (owner, _), track in place.devices.items() if owner == process), place.root)
-        device = place.devices.get((process, devices.get(stream, -1)), any_device)
-        parents.append(place.root if stream == _ON_HOST else device)
-    return np.array(parents, dtype=np.int64)[streams.number]
+        return place.devices.get((process, devices.get(stream, -1)), any_device)
+
+    streams = np.where(on_device, table["stream_track_id"], _ON_HOST)
+    return GroupBy(table["rank"], table["process_id"], streams).map(parent)
 
 
 def _join(

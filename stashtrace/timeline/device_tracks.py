@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace import _native
+from stashtrace.analysis.intervals import Bools
 from stashtrace.schema import kinds
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table
@@ -22,7 +23,6 @@ from stashtrace.text.units import duration_text
 from stashtrace.timeline.host_tracks import OPS, Bins
 from stashtrace.timeline.rows_by_rank import RankRows
 from stashtrace.timeline.tracks import (
-    Bools,
     Doubles,
     Ints,
     Line,

@@ -61,9 +61,9 @@ class TraceRows:
             )
         return chosen
 
-    def cut(self, table: Table, begin: str = "begin_ns", end: str = "end_ns") -> Table:
+    def cut(self, table: Table) -> Table:
         """Return the rows that touch the window."""
-        return table if self.window is None else table.take(self.window.touches(table[begin], table[end]))
+        return table if self.window is None else table.take(self.window.touches(table["begin_ns"], table["end_ns"]))
 
     @cached_property
     def texts(self) -> Texts:

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace import _native
+from stashtrace.analysis.intervals import Bools
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 
 Ints = npt.NDArray[np.int64]
 Doubles = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 #: Argument that a slice does not have.
 NO_VALUE: int = _native.perfetto.NO_VALUE

@@ -176,7 +176,7 @@ def test_one_change_of_a_what_if(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_setting_of_what_to_do_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whatif, "_best_workers", fail)
+    monkeypatch.setattr(whatif, "workers_to_try", fail)
     said = causes_table.what_to_do_first(slow_job())
     assert [line for line in said["reason"].tolist() if line] == [f"not said: what workers would save {UNSAID}"]
     assert said["where"].tolist()[0]

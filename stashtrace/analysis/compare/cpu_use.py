@@ -30,6 +30,11 @@ class CpuUse:
     #: Part of the CPU time that the programs of the host asked for, which its hypervisor gave to other guests.
     stolen_ratio: float
 
+    @property
+    def by_others(self) -> float:
+        """What programs outside the recording and other guests used."""
+        return self.others_count + self.stolen_ratio
+
 
 @dataclass(frozen=True, slots=True)
 class OtherWork:

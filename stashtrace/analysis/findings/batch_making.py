@@ -16,7 +16,7 @@ import numpy.typing as npt
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.intervals import Int64, TimeSet
 from stashtrace.analysis.steps.epochs import waits_of_steps, workers_count
-from stashtrace.schema.groupby import GroupBy, RowsBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, WaitOp
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
@@ -134,12 +134,10 @@ def _times_by_rows(trace: Trace, made: Table) -> dict[str, Int64]:
         ("blocked", io, pipe),
     )
     spent = {name: np.zeros(len(made), dtype=np.int64) for name in ("storage", "network", "asleep", "gil", "blocked")}
-    by_track = RowsBy(made["track_id"])
-    for track in by_track.values.tolist():
-        rows = by_track.rows(track)
+    for track, rows in GroupBy(made["track_id"]).items():
         for name, table, chosen in sources:
             mine = chosen & (table["track_id"] == track)
             if mine.any():
-                time = TimeSet.of(table["begin_ns"][mine], table["end_ns"][mine])
+                time = TimeSet.of_rows(table, mine)
                 spent[name][rows] += time.within(made["begin_ns"][rows], made["end_ns"][rows])
     return spent

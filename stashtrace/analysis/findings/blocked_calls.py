@@ -63,7 +63,7 @@ def _of_rank(index: TraceIndex, thread: StepThread, steps: Table) -> dict[str, i
     begin, end, layer = intervals.paint([(x.time.begin, x.time.end) for x in layers])
     named = np.isin(layer, [i for i, x in enumerate(layers) if x.kind != StallKind.OTHER])
     steps = steps.take(steps["end_ns"] > steps["begin_ns"])
-    free = TimeSet.of(steps["begin_ns"], steps["end_ns"]) - TimeSet.of(begin[named], end[named])
+    free = TimeSet.of_rows(steps) - TimeSet.of(begin[named], end[named])
     blocked_ns = blocked_in(index, thread.track_id, free)
     queued_ns = cpu_waits(index, thread, steps).get("other", 0)
     queued_ns = min(queued_ns, free.total_ns - sum(blocked_ns.values()))

@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.collectives.matching import is_imported
 from stashtrace.analysis.findings.blocked_calls import blocked_calls
 from stashtrace.analysis.findings.claim_rows import BUDGETS
 from stashtrace.analysis.findings.over_time.step_changes import OVER_TIME, changes_of
@@ -150,8 +151,7 @@ class RunFacts:
     @property
     def imported(self) -> bool:
         """Whether another tool recorded the run."""
-        code = self.trace.strings.find("imported")
-        return code >= 0 and bool((self.trace.metadata["key_code"] == code).any())
+        return is_imported(self.trace)
 
 
 def ranks_of_hosts(trace: Trace) -> dict[str, list[int]]:
@@ -322,7 +322,7 @@ def _rank_facts(known: _Known, rank: int, bounds: dict[str, tuple[int, int]]) ->
         low,
         high,
         float(sampled["cpu_contention_ns"].sum()) / max(int(sampled["wall_ns"].sum()), 1),
-        int(TimeSet.of(held["begin_ns"], held["end_ns"]).within(steps["begin_ns"], steps["end_ns"]).sum()),
+        int(TimeSet.of_rows(held).within(steps["begin_ns"], steps["end_ns"]).sum()),
         *_unseen(known.timed(rank), hidden_rows),
         host_timed=rank in known.on_device and bool((steps["clock_code"] == 0).all()),
         exact={frozenset(COLUMNS[name]): of_name for name, of_name in bounds.items()},

@@ -189,7 +189,7 @@ def _idle_before(index: TraceIndex, process: Int64, before: Int64, begin: Int64,
         if not len(rows):  # its waits were not recorded: it was idle for as long as it made nothing
             idle[mine] = np.maximum(begin[mine] - before[mine], 0)
             continue
-        time = TimeSet.of(table["begin_ns"][rows], table["end_ns"][rows])
+        time = TimeSet.of_rows(table, rows)
         idle[mine] = time.within(np.minimum(before[mine], begin[mine]), begin[mine])
     return idle
 

@@ -17,7 +17,7 @@ import numpy as np
 from stashtrace._native import graph as native
 from stashtrace.analysis.collectives.matching import contact_errors
 from stashtrace.analysis.graph.work_graph import NO_SLACK, Graph, Int8, Int32, Replayed, Resource
-from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64, ranges
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy
@@ -194,9 +194,8 @@ def rivals(course: Course, pieces: Pieces, clocks: Clocks) -> Overlaps:
     nodes = np.flatnonzero(chosen & (graph.end_ns > graph.begin_ns))
     begin, end = course.begin_ns[nodes], course.end_ns[nodes]
     first = np.searchsorted(pieces.end_ns, begin, side="right")
-    count = np.maximum(np.searchsorted(pieces.begin_ns, end, side="left") - first, 0)
-    row = np.repeat(np.arange(len(nodes)), count)
-    piece = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    last = np.maximum(np.searchsorted(pieces.begin_ns, end, side="left"), first)
+    row, piece = np.repeat(np.arange(len(nodes)), last - first), ranges(first, last)
     node = nodes[row]
     near = slack[node] <= clocks.apart_ns(node, pieces.node[piece])
     shared_begin = np.maximum(begin[row], pieces.begin_ns[piece])

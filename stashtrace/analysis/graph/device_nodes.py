@@ -28,7 +28,7 @@ from stashtrace.analysis.stalls.on_host import time_of_spans
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.analysis.steps.training_loop import update_windows
-from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
+from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import (
     BLOCKING_CALLS,
     SYNCHRONISING_CALLS,
@@ -175,7 +175,7 @@ class _Rank:
         """When the host was inside calls that allocate, free or synchronise, whether or not they waited."""
         calls, rows = self.index.trace.device_calls, self.index.device_calls.rows(self.thread.process_id)
         rows = rows[np.isin(calls["call_code"][rows], BLOCKING_CALLS)]
-        return TimeSet.of(calls["begin_ns"][rows], calls["end_ns"][rows])
+        return TimeSet.of_rows(calls, rows)
 
     @cached_property
     def _device_waits(self) -> _DeviceWaits:
@@ -344,9 +344,8 @@ class _Rank:
         ``rows``: pieces that count. ``until_ns``: when the piece must have ended; else -1 is yielded in its place.
         """
         pieces = self.pieces
-        streams = RowsBy(pieces.stream[rows])
-        for stream in streams.values.tolist():
-            mine = rows[streams.rows(stream)]
+        for of_stream in GroupBy(pieces.stream[rows]):
+            mine = rows[of_stream]
             last = np.searchsorted(_latest_launches(pieces, mine), moments, side="left") - 1
             piece = mine[np.maximum(last, 0)]
             yield np.where((last >= 0) & (pieces.end_ns[piece] <= until_ns), self.nodes[piece], -1)

@@ -147,6 +147,13 @@ class Graph:
         """Mask of the transfers."""
         return np.asarray(self.resource == Resource.TRANSFER)
 
+    @property
+    def before(self) -> Int64:
+        """The node before each node on its thread, -1 if there is none."""
+        before, program = np.full(len(self), -1, dtype=np.int64), self.edge_kind == EdgeKind.PROGRAM
+        before[self.target[program]] = self.source[program]
+        return before
+
     @cached_property
     def workers(self) -> dict[int, int]:
         """Workers that each rank had at a time: the most that made batches for one iterator; no rank without any."""
@@ -309,23 +316,10 @@ class Facts:
 
         ``nodes``: node that each new one is a copy of.
         """
-        names = (
-            *(
-                "loader",
-                "batch",
-                "starts",
-                "compiles",
-                "pickles",
-                "cpu_ns",
-                "queued_ns",
-                "op",
-                "members",
-                "hosts",
-                "is_ring",
-                "queue",
-            ),
-            *("memory_low_ns", "memory_high_ns"),
-        )
-        columns = {name: getattr(self, name) for name in names}
+        columns = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _NOT_BY_NODE}
         longer: dict[str, Any] = {name: np.concatenate([c, c[nodes]]) for name, c in columns.items()}
         return replace(self, **longer)
+
+
+#: Of these facts.
+_NOT_BY_NODE = ("serves", "is_parted", "host_of", "cpus", "cpus_outside_nodes", "samples")

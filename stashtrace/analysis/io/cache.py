@@ -22,6 +22,7 @@ from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
+from stashtrace.text.prose import say_why
 from stashtrace.text.units import bytes_of
 
 #: Without a size the curve has this many points.
@@ -366,7 +367,7 @@ def weights_of(importance: Importance) -> dict[str, float]:
     try:
         lines = Path(importance).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
+        why = say_why(error)
         raise UsageError(
             f"cannot read {importance}: {why}", hint="--importance FILE: a line `path,weight` each"
         ) from error

@@ -151,11 +151,10 @@ class PlaceParts:
     def add_batches(self, thread: StepThread, steps: Table) -> None:
         """Add the batches that workers made for the counted steps of a rank."""
         fetches, rows = self._index.batches_of_phase(BatchPhase.FETCH), self._fetches(thread, steps)
-        processes = RowsBy(fetches["process_id"][rows])
         made = 0
-        for process in processes.values.tolist():
+        for process, of_process in GroupBy(fetches["process_id"][rows]).items():
             if process in self._workers:
-                mine = fetches.take(disjoint_rows(fetches, rows[processes.rows(process)]))
+                mine = fetches.take(disjoint_rows(fetches, rows[of_process]))
                 self._add_batches_of(thread.rank, process, mine, made)
                 made += len(mine)
 

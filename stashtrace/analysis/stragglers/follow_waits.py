@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace._native import intervals
-from stashtrace.analysis.intervals import NEVER, Bools, Floats, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Bools, Floats, Int64, TimeSet, int64, ranges
 from stashtrace.analysis.stalls.budget import OUTSIDE_STEPS, rank_layers
 from stashtrace.analysis.stalls.collective_blocking import in_flight_heads, own_collectives
 from stashtrace.analysis.stalls.device_links import only_within
@@ -147,7 +147,7 @@ def _of_rank(index: TraceIndex, thread: StepThread, steps: Table) -> tuple[Int64
     begin, end, late = begin[order], end[order], late[order]
 
     steps = steps.take(steps["end_ns"] > steps["begin_ns"]).sort_by("begin_ns")
-    windows = TimeSet.of(steps["begin_ns"], steps["end_ns"])
+    windows = TimeSet.of_rows(steps)
     outside = windows.gaps(thread.begin_ns, thread.end_ns)
     edges = np.concatenate([steps["begin_ns"], outside.begin])
     number = np.concatenate([steps["step"], np.full(len(outside), OUTSIDE_STEPS)])
@@ -380,9 +380,7 @@ def _ranges(waits: Waits, whom: Int64, since: Int64, until: Int64) -> tuple[Int6
 
 def _each(first: Int64, last: Int64) -> tuple[Int64, Int64]:
     """Return, for each row of each range, the number of the range and the row."""
-    many = last - first
-    of = np.repeat(np.arange(len(first)), many)
-    return of, first[of] + np.arange(len(of)) - np.repeat(np.cumsum(many) - many, many)
+    return np.repeat(np.arange(len(first)), last - first), ranges(first, last)
 
 
 STRAGGLER_ROOTS = col.schema(

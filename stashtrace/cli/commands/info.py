@@ -16,7 +16,7 @@ from stashtrace.loading.temporary_archives import named
 from stashtrace.record.gpu.inventory import inventories_of, inventory_lines
 from stashtrace.record.launchers import launchers
 from stashtrace.schema.kinds import DeviceClock
-from stashtrace.text.units import bytes_text, duration_text, percent_text, range_text, ranks_text
+from stashtrace.text.units import bytes_text, duration_text, percent_text, range_text, ranks_named, ranks_text
 from stashtrace.text.visible import visible_line
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def _products(trace: Trace) -> dict[str, str]:
     ranks: dict[str, set[int]] = {}
     for row in trace.devices.rows():
         ranks.setdefault(trace.text(row["name_code"]) or "GPU", set()).add(row["rank"])
-    return {name: _ranks_named(sorted(of_product)) for name, of_product in ranks.items()}
+    return {name: ranks_named(sorted(of_product)) for name, of_product in ranks.items()}
 
 
 def _metadata(trace: Trace) -> dict[str, str]:
@@ -308,17 +308,13 @@ def _moment(realtime_ns: int | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(realtime_ns / 1e9))
 
 
-def _ranks_named(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
-
-
 def _ranks_line(facts: dict[str, Any]) -> str:
     missing = f", missing {ranks_text(facts['missing_ranks'])}" if facts["missing_ranks"] else ""
     return (ranks_text(facts["ranks"]) or "none") + missing
 
 
 def _host(host: str, ranks_of_hosts: dict[str, list[int]]) -> str:
-    return f"{host} ({_ranks_named(ranks_of_hosts[host])})" if host in ranks_of_hosts else host
+    return f"{host} ({ranks_named(ranks_of_hosts[host])})" if host in ranks_of_hosts else host
 
 
 def _launcher_line(launcher: dict[str, Any]) -> str:

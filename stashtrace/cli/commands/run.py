@@ -31,6 +31,7 @@ from stashtrace.record.launchers import all_ended
 from stashtrace.record.options import RecordOptions
 from stashtrace.record.remote import is_url
 from stashtrace.record.run import Outcome, run_command
+from stashtrace.text.prose import say_why
 
 if TYPE_CHECKING:
     from stashtrace.analysis.findings import Summary
@@ -441,7 +442,7 @@ def _listen(host: str, port: int) -> socket.socket:
             listener.close()
             raise
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = say_why(error)
         raise OutputError(
             f"--metrics-port cannot listen at port {port} of {host}: {reason}",
             hint="choose another port, or 0 for one that is free",

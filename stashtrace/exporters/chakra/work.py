@@ -17,8 +17,8 @@ import numpy as np
 
 from stashtrace._native import graph as native
 from stashtrace.analysis.collectives.matching import blocks
-from stashtrace.analysis.graph import EdgeKind, Graph, Resource
-from stashtrace.analysis.intervals import Bools, Int64, int64
+from stashtrace.analysis.graph import Graph, Resource
+from stashtrace.analysis.intervals import Bools, Int64, equal_pairs, int64
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 
@@ -202,9 +202,7 @@ def _not_before(graph: Graph, chosen: Int64) -> _Edges:
 
     A transfer that a member leaves before its recorded end stays the source.
     """
-    before = np.full(len(graph), -1, dtype=np.int64)
-    program = graph.edge_kind == EdgeKind.PROGRAM
-    before[graph.target[program]] = graph.source[program]
+    before = graph.before
     source, target = int64(graph.source[chosen]), int64(graph.target[chosen])
     moment = graph.end_ns[source] + graph.lag_ns[chosen]
     early = (graph.lag_ns[chosen] < -_TOGETHER_NS) & (graph.resource[source] != Resource.TRANSFER)
@@ -337,12 +335,12 @@ def _parts(
     inside, enter = work.edges.take(~leaves & ~enters), work.edges.take(~leaves & enters)
     leave, queue = work.edges.take(leaves & ~enters), work.edges.take(leaves & enters)
     within = _Edges(work.place[inside.source], work.place[inside.target])
-    at, part = _join(leave.source * ranks + graph.rank[leave.target], key)
+    at, part = equal_pairs(leave.source * ranks + graph.rank[leave.target], key)
     after = _Edges(parts[part], work.place[leave.target[at]])
-    at, part = _join(queue.source, transfer)
-    queued_at, next_part = _join(queue.target[at] * ranks + rank[part], key)
+    at, part = equal_pairs(queue.source, transfer)
+    queued_at, next_part = equal_pairs(queue.target[at] * ranks + rank[part], key)
     queued = _Edges(parts[part[queued_at]], parts[next_part])
-    at, part = _join(enter.target * ranks + graph.rank[enter.source], key)
+    at, part = equal_pairs(enter.target * ranks + graph.rank[enter.source], key)
     source, target = work.place[enter.source[at]], parts[part]
 
     # The last member's call came later than its work ended, or the transfer began later than its call.
@@ -361,15 +359,6 @@ def _parts(
     entered = _Edges(source[direct], target[direct])
     delayed = _joined(_Edges(source[slow], delays), _Edges(delays, target[slow]))
     return _joined(work.nodes, part_nodes, idled), _joined(within, after, queued, entered, delayed)
-
-
-def _join(left: Int64, right: Int64) -> tuple[Int64, Int64]:
-    """Return the places of all pairs of equal values; ``right`` is ascending."""
-    low, high = (np.searchsorted(right, left, side=side) for side in ("left", "right"))
-    count = high - low
-    at = np.repeat(np.arange(len(left), dtype=np.int64), count)
-    within = np.arange(len(at), dtype=np.int64) - np.repeat(np.cumsum(count) - count, count)
-    return at, int64(low[at] + within)
 
 
 def _order_by_rank(nodes: _OrderedNodes, edges: _Edges, dropped: Dropped) -> RankWork:

@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import subprocess
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ from pathlib import Path
 from stashtrace.analysis.compare.steps_of_run import StepsOfRun
 from stashtrace.errors import CaptureError, UsageError
 from stashtrace.files.whole_files import new_log
-from stashtrace.lab.alternating import Job, record_job
-from stashtrace.lab.characterize.run_on_hosts import last_words
+from stashtrace.lab.alternating import Job, record_job, require_success
+from stashtrace.lab.processes import signals_handled
 from stashtrace.text.prose import count_noun
 
 #: Names of the two working trees in their folder.
@@ -131,7 +130,8 @@ class Repository:
                 self._do("worktree", "add", "--quiet", "--detach", str(place.absolute()), commit.sha)
             yield places
         finally:
-            with _undisturbed():
+            # No Ctrl-C and no SIGTERM may interrupt the removal.
+            with signals_handled((signal.SIGINT, signal.SIGTERM), signal.SIG_IGN):
                 for place in places:
                     if place.is_dir():
                         _git(place, "bisect", "reset", own_session=True)
@@ -192,20 +192,6 @@ def _git(folder: Path, *words: str, own_session: bool = False) -> subprocess.Com
 def _last_line(done: subprocess.CompletedProcess[str]) -> str:
     lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
     return lines[-1] if lines else f"exit code {done.returncode}"
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Let no Ctrl-C and no SIGTERM interrupt the removal of what is there for the time of a command only."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 # Building and running the commits that are checked out.
@@ -270,8 +256,4 @@ class CommitRunner:
             done = subprocess.run(
                 self._build, shell=True, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
             )
-        if done.returncode:
-            raise CaptureError(
-                f"--build ended with exit code {done.returncode}: {last_words(log) or 'it printed nothing'}",
-                hint=f"its output is in {log}",
-            )
+        require_success("--build", done.returncode, log)

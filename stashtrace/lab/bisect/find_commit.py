@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from stashtrace.analysis.compare.gate_verdict import DEFAULT_CONDITION, Condition, Gate
 from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun
 from stashtrace.errors import CaptureError, MissingDataError, StashtraceError
 from stashtrace.lab.alternating import NOTHING_COMPARED, Compared, compare_alternately, few_rounds_paragraph, stages
-from stashtrace.lab.bisect.commits import Commit, Next
+from stashtrace.lab.bisect.commits import Commit, Repository
 from stashtrace.report.blocks import Block, Listing, Paragraph, Table
 from stashtrace.schema.stall_kinds import words_of
 from stashtrace.summary.between_runs_text import functions_of_gate
@@ -26,18 +26,6 @@ _STAGES = 3
 _HALF = 0.5
 Mark = Literal["good", "bad", "skip"]
 _MARK_OF: dict[str, Mark] = {"not worse": "good", "worse": "bad"}
-
-
-class Bisection(Protocol):
-    """`git bisect` in a working tree."""
-
-    def begin(self, tested: Path, good: Commit, bad: Commit) -> Next:
-        """Begin."""
-        ...
-
-    def judge(self, tested: Path, verdict: str) -> Next:
-        """Give the verdict on the commit that is checked out."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +77,7 @@ class InconclusiveError(StashtraceError):
 
 
 def find_commit(
-    bisection: Bisection,
+    repository: Repository,
     record: Callable[[Commit, Path], StepsOfRun],
     good: tuple[Commit, Path],
     bad: tuple[Commit, Path],
@@ -140,12 +128,12 @@ def find_commit(
     _require_worse(ends, good[0])
     on_judged(ends)
     judged: list[Judged] = []
-    following = bisection.begin(bad[1], good[0], bad[0])
+    following = repository.begin(bad[1], good[0], bad[0])
     while following.commit is not None:
         one = judge(following.commit, conditions)
         judged.append(one)
         on_judged(one)
-        following = bisection.judge(bad[1], one.mark)
+        following = repository.judge(bad[1], one.mark)
     found = following.first_bad, following.left
     return Found(good[0], bad[0], tuple(conditions), chosen, ends, tuple(judged), *found)
 

@@ -28,7 +28,7 @@ from stashtrace.lab.number_intervals import Estimate
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, ProcessRole, Severity
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import Trace, facts_with_key
 from stashtrace.text.units import ranks_text
 
 #: Fewer steps than this say nothing of a mean.
@@ -192,8 +192,8 @@ def synthetic_data(trace: Trace) -> SyntheticData:
     key, value = FACT
     replayed = {
         rank_of.get(row["process_id"], -1)
-        for row in trace.metadata.rows()
-        if trace.text(row["key_code"]) == key and trace.text(row["value_code"]) == value
+        for row in facts_with_key(trace, key.__eq__).rows()
+        if trace.text(row["value_code"]) == value
     }
     ranks = {rank for rank in rank_of.values() if rank >= 0}
     doubts = dict.fromkeys(  # in order, each once

@@ -10,9 +10,8 @@ import shutil
 import signal
 import socket
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -20,6 +19,7 @@ from typing import IO
 
 from stashtrace.errors import CaptureError
 from stashtrace.files.whole_files import new_log
+from stashtrace.lab.processes import signals_handled
 from stashtrace.record.directory import file_rights, living_processes
 from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
 from stashtrace.record.program import own_program
@@ -122,7 +122,9 @@ def run_tasks(
     with file_rights(share=False):
         directory.mkdir(parents=True, exist_ok=True)
         out = new_log(log)
-    with out, _interruptible():
+    # A signal that would end this process interrupts it, so that it ends the runs that are under way first.
+    ending = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    with out, signals_handled(ending, _interrupt):
         try:
             for task in tasks:
                 recorded = replace(task.options, until_step=steps_count + _MARGIN_STEPS).to_arguments()
@@ -146,23 +148,8 @@ def run_tasks(
         raise failure
 
 
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """While runs are under way, make a signal that would end this process interrupt it, so that it ends them first."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    ending = (signal.SIGTERM, signal.SIGHUP)
-    before = {n: signal.signal(n, interrupt) for n in ending if signal.getsignal(n) is signal.SIG_DFL}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _start(task: HostTask, words: list[str], out: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -42,6 +42,7 @@ from stashtrace.text.prose import count_noun, list_some
 if TYPE_CHECKING:
     import pyarrow
 
+_Missing = TypeVar("_Missing")
 #: Files of a part, and most threads that decode parts: for longer than it reads, a thread holds the GIL.
 _FILES_AT_ONCE, _THREADS = 64, 4
 #: Called with (files done, files in all).
@@ -157,7 +158,7 @@ class History:
 
     def number(self, name: str, missing: float = -1) -> np.ndarray:
         """Return a fact of each run as a number; ``missing`` where a run does not say, or says no number."""
-        return np.array([_number(text, missing) for text in self.fact(name).tolist()])
+        return np.array([number_of(text, missing) for text in self.fact(name).tolist()])
 
     def series(self, runs: Sequence[int], sections: Sequence[str]) -> dict[str, Series]:
         """Read the series of some runs, by section; rows are in the order of the history."""
@@ -410,7 +411,8 @@ def _numbers(table: pyarrow.Table, name: str) -> Int64:
     return values
 
 
-def _number(text: str, missing: float) -> float:
+def number_of(text: str, missing: _Missing) -> float | _Missing:
+    """Return a text as a number; another value where it is none, or not finite."""
     try:
         value = float(text)
     except ValueError:

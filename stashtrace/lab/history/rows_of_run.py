@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from stashtrace.analysis.compare.job_identity import job_facts, recording_id
 from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun, steps_of_run
 from stashtrace.analysis.devices.device_identity import counted_gpu
 from stashtrace.analysis.findings import Summary, summarize
-from stashtrace.analysis.intervals import Int64, TimeSet
+from stashtrace.analysis.intervals import Int64, TimeSet, value_at, window_at
 from stashtrace.analysis.io.calls import READING, WRITING, moves
 from stashtrace.analysis.io.data_files import data_files
 from stashtrace.analysis.stalls.budget import coded_intervals, stalls, straggler_causes
@@ -31,7 +30,7 @@ from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import Phase, PhaseFlag, ProcessRole, StallKind
 from stashtrace.schema.stall_kinds import KIND_NAMES
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import Trace, run_facts
 from stashtrace.scrubbing.secrets import scrub_arguments, scrub_urls
 from stashtrace.summary.words import claim_text, findings_of
 
@@ -51,7 +50,7 @@ def rows_of_run(trace: Trace, launch: Mapping[str, Any]) -> RunRows:
     ``launch``: content of its ``run.json``; empty for files of other tools. Raises FormatError if nothing says when
     the run was.
     """
-    facts = _facts_of_trace(trace)
+    facts = run_facts(trace)
     origin = facts.get("origin_realtime_ns", "")
     if not origin.lstrip("-").isdecimal() or not len(trace.processes):
         raise FormatError(
@@ -84,12 +83,6 @@ def rows_of_run(trace: Trace, launch: Mapping[str, Any]) -> RunRows:
         where, name = trace.text(loss["collector_code"]), trace.text(loss["name_code"])
         out.add("loss", loss=name, collector=where, lost_count=loss["lost_count"])
     return out
-
-
-def _facts_of_trace(trace: Trace) -> dict[str, str]:
-    table = trace.metadata
-    rows = np.flatnonzero(table["process_id"] == -1).tolist()
-    return {trace.text(table["key_code"][row]): trace.text(table["value_code"][row]) for row in rows}
 
 
 def _add_facts(
@@ -131,14 +124,11 @@ def _add_kinds(out: RunRows, trace: Trace, steps: Table) -> None:
     table = table.take(pairs.find(table["rank"], table["step"]) >= 0)
     walls = counted["end_ns"] - counted["begin_ns"]
     sums = GroupBy(table["kind"], table["rank"], table["step"])
-    kind, rank = sums.keys[0], sums.keys[1]
     spent = sums.sum(table["stall_ns"])
     ranks = GroupBy(counted["rank"])
     sizes = dict(zip(ranks.values.tolist(), ranks.sizes.tolist(), strict=True))
-    parts = [(STEP, int(one), walls[rows]) for one, rows in ranks.items()]
-    for at, rows in enumerate(GroupBy(kind, rank)):
-        del at
-        parts.append((str(kind[rows[0]]), int(rank[rows[0]]), spent[rows]))
+    parts = [(STEP, one, walls[rows]) for one, rows in ranks.items()]
+    parts += [(kind, one, spent[rows]) for kind, one, rows in GroupBy(*sums.keys[:2]).items()]
     for name, one, values in parts:
         if not values.any():
             continue
@@ -177,7 +167,7 @@ def _waits_for(trace: Trace, steps: Table | None) -> dict[int, tuple[int, int, i
     for rank, rows in GroupBy(causes["cause_rank"]).items():
         in_step = np.zeros(len(numbers), dtype=np.int64)
         np.add.at(in_step, np.searchsorted(numbers, causes["step"][rows]), causes["stall_ns"][rows])
-        waits[int(rank)] = (
+        waits[rank] = (
             round(float(in_step.mean()) / others),
             round(float(np.median(in_step)) / others),
             last.get(rank, 0),
@@ -188,7 +178,7 @@ def _waits_for(trace: Trace, steps: Table | None) -> dict[int, tuple[int, int, i
         longer = surplus_over_peers(trace, counted, rank, [int(r) for r in trace.ranks if r != rank])
         if longer and max(longer.values()) > 0:
             waits[rank] = (*waits[rank][:3], max(longer, key=lambda kind: longer[kind]))
-    return {rank: (mean, median, count, kind) for rank, (mean, median, count, kind) in waits.items()}
+    return waits
 
 
 def _add_claims(out: RunRows, tables: Summary) -> None:
@@ -264,9 +254,8 @@ def add_traffic(
         np.add.at(counts, (system[reads], at), 1)
         np.add.at(spent, (system[reads], at), piece["end_ns"][reads] - piece["begin_ns"][reads])
         if len(checkpoints.begin):
-            inside = np.searchsorted(checkpoints.begin, piece["begin_ns"], side="right") - 1
+            inside = window_at(piece["begin_ns"], checkpoints.begin, checkpoints.end)
             writes = (move == WRITING) & (system >= 0) & (inside >= 0)
-            writes &= piece["begin_ns"] < checkpoints.end[np.maximum(inside, 0)]
             np.add.at(written, (system[writes], inside[writes]), np.maximum(piece["result_bytes"][writes], 0))
     ends = _steps_ended(steps, edges)
     longest = [at for at in np.argsort(-spent.sum(axis=1)).tolist() if counts[at].any()][:_FILE_SYSTEMS]
@@ -316,17 +305,14 @@ def _checkpoints(trace: Trace) -> TimeSet:
     phases = trace.phases
     chosen = (phases["phase_code"] == Phase.CHECKPOINT) & ((phases["phase_flags"] & PhaseFlag.NESTED) == 0)
     chosen &= phases["end_ns"] > phases["begin_ns"]
-    return TimeSet.of(phases["begin_ns"][chosen], phases["end_ns"][chosen])
+    return TimeSet.of_rows(phases, chosen)
 
 
 def _add_checkpoints(out: RunRows, checkpoints: TimeSet, written: Int64, names: Sequence[str], origin_ns: int) -> None:
     """Append a row for each checkpoint and file system that it wrote to."""
     longest = np.argsort(checkpoints.begin - checkpoints.end, kind="stable")[:_CHECKPOINTS]
-    rows: dict[int, list[int]] = defaultdict(list)
     for at in np.sort(longest).tolist():
-        rows[at] = [system for system in range(len(names)) if written[system, at]]
-    for at, targets in rows.items():
-        for system in targets:
+        for system in np.flatnonzero(written[:, at]).tolist():
             out.add(
                 "checkpoint",
                 file_system=names[system],
@@ -473,9 +459,7 @@ def _shares(moments: Int64, watts: np.ndarray, intervals: tuple[Int64, Int64, In
         return {OUTSIDE: 1.0}
     begin, end, kind = intervals
     weight = watts * np.gradient(moments.astype(np.float64))
-    at = np.maximum(np.searchsorted(begin, moments, side="right") - 1, 0)
-    inside = (moments >= begin[at]) & (moments < end[at])
-    code = np.where(inside, kind[at], -1)
+    code = value_at(kind, window_at(moments, begin, end), -1)
     names = {int(one): name for one, name in zip(StallKind, KIND_NAMES, strict=True)} | {-1: OUTSIDE}
     whole = float(weight.sum())
     return {names[one]: float(weight[code == one].sum()) / whole for one in np.unique(code).tolist()}

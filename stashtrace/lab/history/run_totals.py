@@ -12,14 +12,13 @@ import numpy.typing as npt
 
 from stashtrace.analysis.compare.job_identity import DECIDING
 from stashtrace.analysis.compare.steps_of_run import STEP
-from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.intervals import Floats, Int64
 from stashtrace.lab.history.gather import History
 from stashtrace.lab.history.run_files import OUTSIDE
 from stashtrace.lab.recommend.instance_catalog import Catalog
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.stall_kinds import KIND_NAMES
 
-Floats = npt.NDArray[np.float64]
 #: Kinds of time, then the time outside of counted steps.
 CAUSES = (*KIND_NAMES, OUTSIDE)
 #: Options whose values differ between runs of one job: where it writes, its name, its seed, its rendezvous.
@@ -176,8 +175,3 @@ def typical_steps(totals: RunTotals) -> Floats:
         if (steps > 0).any():
             out[rows] = np.median(steps[steps > 0])
     return out
-
-
-def first_of(values: np.ndarray, groups: GroupBy) -> list[str]:
-    """Return the first value of each group."""
-    return [str(values[rows[0]]) for rows in groups]

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from stashtrace.calibration.noise import Floats, student
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import Trace, facts_with_key
 
 #: The same in ``probes/torch/losses.py``.
 FACT = "losses"
@@ -54,13 +54,10 @@ def losses_of(trace: Trace) -> dict[int, tuple[float, ...]]:
     """Return the losses of each rank, as far as they follow each other without a gap."""
     pieces: dict[int, dict[int, list[float]]] = {}
     rank_of = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
-    table = trace.metadata
-    columns = (table[name].tolist() for name in ("process_id", "key_code", "value_code"))
-    for process, key, value in zip(*columns, strict=True):
-        match = re.fullmatch(rf"{FACT} (\d+)", trace.text(key))
-        if match:
-            numbers = [float.fromhex(word) for word in trace.text(value).split()]
-            pieces.setdefault(rank_of.get(process, -1), {})[int(match[1])] = numbers
+    for row in facts_with_key(trace, re.compile(rf"{FACT} \d+").fullmatch).rows():
+        first = int(trace.text(row["key_code"]).split()[1])
+        numbers = [float.fromhex(word) for word in trace.text(row["value_code"]).split()]
+        pieces.setdefault(rank_of.get(row["process_id"], -1), {})[first] = numbers
     found = {}
     for rank, of_rank in pieces.items():
         losses: list[float] = []

@@ -40,7 +40,7 @@ from stashtrace.replay.changes import KEPT, Change
 from stashtrace.replay.communication.messages import ddp_facts
 from stashtrace.replay.whatif import ReplayedRun
 from stashtrace.schema.kinds import ProcessRole
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import Trace, facts_with_key
 
 _LOSSES = "STASHTRACE_LOSSES"
 #: The same in ``probes/surroundings.py``.
@@ -275,10 +275,8 @@ class LoaderFacts:
 def loader_facts(trace: Trace) -> list[LoaderFacts]:
     """Return the loaders, equal ones of several ranks once; facts that cannot be read are ignored."""
     found: dict[str, LoaderFacts] = {}
-    for key, value in zip(trace.metadata["key_code"].tolist(), trace.metadata["value_code"].tolist(), strict=True):
+    for value in facts_with_key(trace, re.compile(rf"{FACT} \d+").fullmatch)["value_code"].tolist():
         text = trace.text(value)
-        if text in found or not re.fullmatch(rf"{FACT} \d+", trace.text(key)):
-            continue
         try:
             content = json_object(text.encode())
             found[text] = LoaderFacts(content["file"], content["line"], content["applied"], content["now"])

@@ -12,18 +12,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.collectives.collective_waits import communicator_names
 from stashtrace.analysis.graph import Graph, Resource
-from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.intervals import Bools, Floats, Int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.training_loop import update_times
 from stashtrace.calibration.file import Calibration, calibration_of
 from stashtrace.replay.advice.counted_collectives import POSITIONS, scene
 from stashtrace.replay.advice.patterns import Patterns, Row
 from stashtrace.replay.advice.policy import POLICY
-from stashtrace.replay.scenario import Floats
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import schema
 from stashtrace.schema.kinds import CollectiveOp, Phase
@@ -113,7 +111,6 @@ def _join(rows: list[dict[str, Any]]) -> Advice:
     )
 
 
-Bools = npt.NDArray[np.bool_]
 _THREADS = (Resource.STEP_THREAD, Resource.HOST)
 
 

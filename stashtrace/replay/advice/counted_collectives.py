@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import Group, group_table
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64, value_at
 from stashtrace.analysis.stalls.batch_waits import batch_waits
 from stashtrace.analysis.stalls.collective_blocking import blocked_on_collectives
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
@@ -29,7 +29,6 @@ from stashtrace.schema.kinds import COMPUTING_WORK, CollectiveFlag, CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-Bools = npt.NDArray[np.bool_]
 #: Where in a step a collective was called, by the phases of its process.
 POSITIONS = ("forward", "backward", "after_backward", "update", "after_update", "elsewhere")
 FORWARD, BACKWARD, AFTER_BACKWARD, UPDATE, AFTER_UPDATE, ELSEWHERE = range(len(POSITIONS))
@@ -152,7 +151,7 @@ def _rank_work(index: TraceIndex, thread: StepThread, steps: Int64) -> tuple[Ran
 
     def of(phase: Phase) -> TimeSet:
         rows = mine & (phases["phase_code"] == phase)
-        return TimeSet.of(phases["begin_ns"][rows], phases["end_ns"][rows])
+        return TimeSet.of_rows(phases, rows)
 
     kernels = index.kernels.rows(thread.process_id)
     kernels = kernels[np.isin(trace.kernels["work_code"][kernels], COMPUTING_WORK)]
@@ -161,7 +160,7 @@ def _rank_work(index: TraceIndex, thread: StepThread, steps: Int64) -> tuple[Ran
     blocked = (nothing, nothing, nothing)
     if len(kernels):
         seen = DEVICE
-        computing = TimeSet.of(trace.kernels["begin_ns"][kernels], trace.kernels["end_ns"][kernels])
+        computing = TimeSet.of_rows(trace.kernels, kernels)
     elif (trace.devices["process_id"] == thread.process_id).any():
         seen, computing = UNSEEN, TimeSet.empty()
     else:
@@ -197,10 +196,8 @@ def _calls(
     rows, begin, end = rows[order], begin[order], end[order]
     position = np.full(len(rows), ELSEWHERE, dtype=np.int64)
     exposed = np.full(len(rows), -1, dtype=np.int64)
-    by_rank = RowsBy(table["rank"][rows])
-    for rank in by_rank.values.tolist():
-        of_rank, work = by_rank.rows(rank), ranks[rank]
-        mine = rows[of_rank]
+    for rank, of_rank in GroupBy(table["rank"][rows]).items():
+        mine, work = rows[of_rank], ranks[rank]
         flagged = (table["collective_flags"][mine] & CollectiveFlag.IN_BACKWARD) != 0
         position[of_rank] = _positions(work, table["call_ns"][mine], flagged)
         if work.seen == DEVICE:
@@ -232,8 +229,7 @@ def _element_bytes(index: TraceIndex, rows: Int64) -> Int64:
     talks = np.flatnonzero(kernels["work_code"] == DeviceWork.COMMUNICATION)
     if not len(talks):
         return element_bytes
-    names = GroupBy(kernels["name_code"][talks])
-    sizes = int64([element_bytes_of(index.trace.text(code)) for code in names.values.tolist()])[names.number]
+    sizes = GroupBy(kernels["name_code"][talks]).map(lambda code: element_bytes_of(index.trace.text(code)))
     by_process, calls = RowsBy(kernels["process_id"][talks]), RowsBy(index.trace.collectives["process_id"][rows])
     for process in calls.values.tolist():
         mine, ran = calls.rows(process), by_process.rows(process)
@@ -288,8 +284,7 @@ def _positions(work: RankWork, call: Int64, flagged: Bools) -> Int64:
 
 
 def _last_begin(time: TimeSet, call: Int64) -> Int64:
-    at = np.searchsorted(time.begin, call, side="right") - 1
-    return np.where(at >= 0, np.append(time.begin, -1)[at], -1)
+    return value_at(time.begin, np.searchsorted(time.begin, call, side="right") - 1, -1)
 
 
 def _blocked_on(pieces: tuple[Int64, Int64, Int64], rows: Int64, begin: Int64, count: int) -> Int64:

@@ -60,8 +60,7 @@ def by_rank(scene: Scene, entries: Int64, values: npt.NDArray[np.generic]) -> di
     """
     calls = scene.calls
     sums_of = {}
-    ranks = GroupBy(calls.rank[entries])
-    for rank, rows in zip(ranks.values.tolist(), ranks, strict=True):
+    for rank, rows in GroupBy(calls.rank[entries]).items():
         numbers = scene.ranks[rank].step
         steps = GroupBy.numbered(np.searchsorted(numbers, calls.step[entries[rows]]), len(numbers))
         sums = steps.sum(np.asarray(values, dtype=np.float64)[rows])
@@ -149,7 +148,7 @@ def contention_ratio(scene: Scene) -> float:
         inside = (launch >= 0) & np.isin(step, work.step)
         if work.seen != DEVICE or not talks.any() or not inside.any():
             continue
-        talking = TimeSet.of(kernels["begin_ns"][talks], kernels["end_ns"][talks])
+        talking = TimeSet.of_rows(kernels, talks)
         rows = work.kernels[inside]
         begin, length = kernels["begin_ns"][rows], kernels["end_ns"][rows] - kernels["begin_ns"][rows]
         place = _places(kernels["name_code"][rows], step[inside])

@@ -14,19 +14,16 @@ from statistics import NormalDist
 from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Bools, Floats, Int64, int64
 from stashtrace.calibration.robust_line import student
 from stashtrace.replay.causes.policy import POLICY
-from stashtrace.replay.causes.work_by_line import COMPILE, OBJECTS, UNKNOWN, Floats, WorkByLine, kinds_of
+from stashtrace.replay.causes.work_by_line import COMPILE, OBJECTS, UNKNOWN, WorkByLine, kinds_of
 from stashtrace.replay.prediction_intervals import FEW_STEPS, blocks_of, period_of
-from stashtrace.replay.remove_straggler import places_in_step
+from stashtrace.replay.remove_straggler import of_others, places_in_step
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import IN_COLLECTIVES, CollectiveOp, StallKind
-
-Bools = npt.NDArray[np.bool_]
 
 #: Kinds of work besides those of ``kinds_of``: the part of any work that is a wait for a CPU, and any.
 QUEUED, ANY = 102, -1
@@ -38,8 +35,6 @@ _IN_CODE = (StallKind.COMPUTE, StallKind.PYTHON)
 _ON_THREADS = (Resource.STEP_THREAD, Resource.HOST, Resource.STREAM, Resource.DEVICE, Resource.COMPUTE_STREAM)
 #: With more cells than this of ranks, steps and places in them, whole steps are compared.
 _MOST_CELLS = 4_000_000
-#: With more ranks than this, the median of all stands for the median of all others.
-_MANY_RANKS = 32
 
 
 #: In which steps it is: all or any; the last, the first, or others in a row; in each on one rank, alternately;
@@ -217,10 +212,8 @@ class Candidates:
 
     def _of_kinds(self) -> Iterator[Candidate]:
         rows = np.flatnonzero(self._own)
-        kinds = GroupBy(self._is_batch[rows], self._kind[rows])
-        for (by_workers, kind), of_kind in zip(zip(*kinds.keys, strict=True), kinds, strict=True):
-            pieces = rows[of_kind]
-            what = What(int(kind), bool(by_workers))
+        for by_workers, kind, of_kind in GroupBy(self._is_batch[rows], self._kind[rows]).items():
+            pieces, what = rows[of_kind], What(kind, by_workers)
             yield from self._of_group(pieces, what)
             places = list(self._places(pieces))
             longer = self._longer(pieces) if places else None
@@ -232,12 +225,11 @@ class Candidates:
         if self._graph.facts is None:
             return
         rows = np.flatnonzero(self._moves)
-        by_op = GroupBy(self._graph.facts.op[self._work.node[rows]], self._kind[rows])
-        for (op, kind), of_op in zip(zip(*by_op.keys, strict=True), by_op, strict=True):
+        for op, kind, of_op in GroupBy(self._graph.facts.op[self._work.node[rows]], self._kind[rows]).items():
             pieces = rows[of_op]
             spent = GroupBy.numbered(self._step[pieces], len(self._steps)).sum(self._work.ns[pieces])
             level: Level = "gone" if op in self._needless else "half"
-            yield self._candidate(level, (), What(int(kind), op=int(op)), pieces, spent[None])
+            yield self._candidate(level, (), What(kind, op=op), pieces, spent[None])
 
     def _of_queues(self) -> Iterator[Candidate]:
         """Waits for a CPU of all step threads and workers: what free CPUs would save."""
@@ -381,7 +373,7 @@ class Candidates:
         usual = spent.copy()  # one that is alone in its stage has no others
         for rows in self._stages or [np.flatnonzero(self._has_steps)]:
             if len(rows) > 1:
-                usual[rows] = _of_others(spent[rows])
+                usual[rows] = of_others(spent[rows], np.median)
         return np.where(self._has_steps[:, None, None], spent - usual, 0.0)
 
     def _longer(self, pieces: Int64) -> Floats:
@@ -635,13 +627,6 @@ def _common_ratio(one: Floats, other: Floats) -> float:
     spread = math.sqrt(float((one**2).sum() * (other**2).sum()))
     common = float((one * other).sum()) / spread if spread else 0.0
     return common if common > _quantile(POLICY.chance_ratio) / math.sqrt((ranks - 1) * (steps - 1)) else 0.0
-
-
-def _of_others(spent: Floats) -> Floats:
-    """Return the median of the other ranks, for each rank and step; of many ranks that of all."""
-    if len(spent) > _MANY_RANKS:
-        return np.broadcast_to(np.median(spent, axis=0), spent.shape)
-    return np.array([np.median(np.delete(spent, row, axis=0), axis=0) for row in range(len(spent))])
 
 
 def operation(op: int) -> str:

@@ -13,7 +13,7 @@ from stashtrace.analysis.collectives.matching import is_imported
 from stashtrace.analysis.findings import summarize
 from stashtrace.analysis.findings.rules.ending.hangs import ending_claims
 from stashtrace.analysis.graph import EdgeKind, Graph, build
-from stashtrace.analysis.intervals import NEVER, Int64
+from stashtrace.analysis.intervals import NEVER, Floats, Int64
 from stashtrace.analysis.lines.lines import CostlyLine, costliest_lines, costliest_worker_lines
 from stashtrace.analysis.lines.user_frames import place_of
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
@@ -35,7 +35,7 @@ from stashtrace.replay.causes.who_waits import (
     waiting_place,
     who_waits,
 )
-from stashtrace.replay.causes.work_by_line import BACKWARD, COMPILE, OBJECTS, Floats, WorkByLine, work_by_line
+from stashtrace.replay.causes.work_by_line import BACKWARD, COMPILE, OBJECTS, WorkByLine, work_by_line
 from stashtrace.replay.communication.buckets import Buckets, buckets_if_any
 from stashtrace.replay.communication.messages import shows_ddp
 from stashtrace.replay.loaders.slow_worker import without_slow_workers, worker_numbers

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stashtrace.analysis.graph import Graph
+from stashtrace.analysis.intervals import Floats
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.causes.candidates import ANY, QUEUED, Candidate, Candidates, error_of_count, error_of_mean
 from stashtrace.replay.causes.policy import POLICY
-from stashtrace.replay.causes.work_by_line import UNKNOWN, Floats, WorkByLine
+from stashtrace.replay.causes.work_by_line import UNKNOWN, WorkByLine
 from stashtrace.replay.changes import BUCKET, IN_ORDER, KEPT
 from stashtrace.replay.communication.buckets import Buckets
 from stashtrace.replay.prediction_intervals import BETWEEN_RUNS, FEW_STEPS, noise_ns

@@ -16,7 +16,7 @@ import numpy as np
 from stashtrace._native import intervals
 from stashtrace.analysis.findings.blocked_calls import blocked_in
 from stashtrace.analysis.graph import EdgeKind, Graph, Replayed
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Floats, Int64, TimeSet, int64
 from stashtrace.analysis.lines.thread_places import exact_calls
 from stashtrace.analysis.lines.user_frames import place_of
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
@@ -25,7 +25,7 @@ from stashtrace.analysis.stragglers.cause_names import file_calls
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.causes.candidates import ANY, Candidate
 from stashtrace.replay.causes.policy import POLICY
-from stashtrace.replay.causes.work_by_line import Floats, WorkByLine
+from stashtrace.replay.causes.work_by_line import WorkByLine
 from stashtrace.replay.communication.messages import gradient_messages, shows_ddp
 from stashtrace.replay.whatif import ReplayedRun
 from stashtrace.schema.groupby import GroupBy, order_by
@@ -42,9 +42,8 @@ def blocking_call(index: TraceIndex, graph: Graph, work: WorkByLine, one: Candid
     ``garbage`` where they collect garbage. Of a candidate that is a function, the calls are those below it; where these
     are too short to have stacks, all of its kind.
     """
-    rank = one.ranks[0] if one.ranks else work.rank_with_most(one.pieces)
-    track = next((thread.track_id for thread in step_threads(index.trace) if thread.rank == rank), -1)
-    pieces = one.pieces[work.rank[one.pieces] == rank]
+    rank, pieces = _of_a_rank(work, one)
+    track = _step_thread(index, rank)
     if track < 0 or not len(pieces):
         return ""
     nodes = work.node[pieces]
@@ -62,6 +61,16 @@ def blocking_call(index: TraceIndex, graph: Graph, work: WorkByLine, one: Candid
     return call if blocked_ns.get(call, 0) > POLICY.mostly_ratio * time.total_ns else ""
 
 
+def _of_a_rank(work: WorkByLine, one: Candidate) -> tuple[int, Int64]:
+    """Return the rank that a candidate is about, or the one with most of it, and the pieces of that rank."""
+    rank = one.ranks[0] if one.ranks else work.rank_with_most(one.pieces)
+    return rank, one.pieces[work.rank[one.pieces] == rank]
+
+
+def _step_thread(index: TraceIndex, rank: int) -> int:
+    return next((thread.track_id for thread in step_threads(index.trace) if thread.rank == rank), -1)
+
+
 def _collects_garbage(
     index: TraceIndex, graph: Graph, work: WorkByLine, one: Candidate, rank: int, below: TimeSet
 ) -> bool:
@@ -77,8 +86,7 @@ def _collects_garbage(
 
 def _garbage(index: TraceIndex, rank: int) -> TimeSet:
     """Return when the step thread of a rank collects garbage."""
-    track = next((thread.track_id for thread in step_threads(index.trace) if thread.rank == rank), -1)
-    spans, rows = index.trace.spans, index.spans.rows(track)
+    spans, rows = index.trace.spans, index.spans.rows(_step_thread(index, rank))
     return TimeSet.of_rows(spans, rows[spans["kind_code"][rows] == SpanKind.GC])
 
 
@@ -106,9 +114,8 @@ class OnFile:
 
 def file_of(index: TraceIndex, graph: Graph, work: WorkByLine, one: Candidate, steps: Int64) -> OnFile:
     """Return the file whose calls by the step thread are most of a candidate. ``steps``: the counted ones."""
-    rank = one.ranks[0] if one.ranks else work.rank_with_most(one.pieces)
+    rank, pieces = _of_a_rank(work, one)
     thread = next((thread for thread in step_threads(index.trace) if thread.rank == rank), None)
-    pieces = one.pieces[work.rank[one.pieces] == rank]
     if thread is None or not len(pieces):
         return OnFile()
     every = np.flatnonzero(graph.is_thread & (graph.rank == rank) & np.isin(graph.step, steps))
@@ -150,15 +157,13 @@ def waiting_place(index: TraceIndex, graph: Graph, work: WorkByLine, one: Candid
     """
     places = work.places
     assert places is not None
-    rank = one.ranks[0] if one.ranks else work.rank_with_most(one.pieces)
-    pieces = one.pieces[work.rank[one.pieces] == rank]
+    rank, pieces = _of_a_rank(work, one)
     if one.by_workers:
         fetches = index.batches_of_phase(BatchPhase.FETCH)
-        tracks = GroupBy(fetches["track_id"][graph.row[work.node[pieces]]])
-        sums = tracks.sum(work.ns[pieces])
-        track = int(tracks.values[sums.argmax()]) if len(sums) else -1
+        tracks = fetches["track_id"][graph.row[work.node[pieces]]]
+        track = _with_most(tracks, work.ns[pieces]) if len(tracks) else -1
     else:
-        track = next((thread.track_id for thread in step_threads(index.trace) if thread.rank == rank), -1)
+        track = _step_thread(index, rank)
     seen = []
     tables = ((index.trace.stack_samples, index.stack_samples), (index.trace.stack_spans, index.stack_spans))
     for table, by_track in tables:
@@ -173,10 +178,10 @@ def waiting_place(index: TraceIndex, graph: Graph, work: WorkByLine, one: Candid
     nodes = work.node[pieces]
     begin, end, call = TimeSet.of(graph.begin_ns[nodes], graph.end_ns[nodes]).pieces(calls.begin, calls.end)
     place = seen[1][row[calls.tag[call]]]
-    lines = GroupBy(place[place >= 0])
-    if not len(lines.values):
+    on_line = place >= 0
+    if not on_line.any():
         return ""
-    most = int(lines.values[lines.sum((end - begin)[place >= 0]).argmax()])
+    most = _with_most(place[on_line], (end - begin)[on_line])
     name, path = (index.trace.text(int(codes[most])) for codes in (places.function_code, places.path_code))
     return place_of(name, path, int(places.line[most]))
 
@@ -305,7 +310,7 @@ def _operations(graph: Graph, members: Int64) -> Int64:
     return int64(np.where(op[target] >= 0, op[target], following[target]))
 
 
-def _with_most(keys: Int64, amounts: Floats) -> int:
+def _with_most(keys: Int64, amounts: Floats | Int64) -> int:
     groups = GroupBy(keys)
     return int(groups.values[groups.sum(amounts).argmax()])
 

@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace._native import intervals
 from stashtrace.analysis.graph import Graph, Resource
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Bools, Floats, Int64, int64
 from stashtrace.analysis.lines.thread_places import Stays, ThreadPlaces
 from stashtrace.analysis.lines.user_frames import Places, places
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
@@ -26,9 +25,6 @@ from stashtrace.replay.causes.policy import POLICY
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import BatchPhase
 from stashtrace.schema.trace import Trace
-
-Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
 
 _THREADS = (Resource.STEP_THREAD, Resource.HOST)
 #: The function of torch that runs a backward pass.
@@ -162,8 +158,7 @@ def _calls_of_backward(trace: Trace, found: Places | None, lines_count: int) -> 
 
 def _is_leaf(trace: Trace, found: Places, is_wanted: Callable[[str], bool]) -> Bools:
     """Return the mask of places whose call of a library is a wanted one."""
-    leaves = GroupBy(found.leaf_code)
-    return np.array([is_wanted(trace.text(leaf)) for leaf in leaves.values.tolist()], dtype=bool)[leaves.number]
+    return GroupBy(found.leaf_code).map(lambda leaf: is_wanted(trace.text(leaf)), bool)
 
 
 def _threads(index: TraceIndex, graph: Graph) -> Iterator[tuple[int, Int64]]:
@@ -174,8 +169,7 @@ def _threads(index: TraceIndex, graph: Graph) -> Iterator[tuple[int, Int64]]:
         yield thread.track_id, nodes[np.argsort(graph.begin_ns[nodes], kind="stable")]
     fetches = index.batches_of_phase(BatchPhase.FETCH)
     made = np.flatnonzero(graph.is_batch & (graph.row >= 0))
-    tracks = GroupBy(fetches["track_id"][graph.row[made]])
-    for track, rows in zip(tracks.values.tolist(), tracks, strict=True):
+    for track, rows in GroupBy(fetches["track_id"][graph.row[made]]).items():
         nodes = made[rows]
         yield track, nodes[np.argsort(graph.begin_ns[nodes], kind="stable")]
 

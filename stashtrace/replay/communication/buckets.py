@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
-from stashtrace.analysis.intervals import Bools, Int64, int64
+from stashtrace.analysis.intervals import Bools, Int64, equal_pairs, int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.calibration.robust_line import Floats, least_absolute
 from stashtrace.errors import MissingDataError, guarded
@@ -167,9 +167,7 @@ def _candidates(messages: Messages, one_pass: Int64) -> tuple[float, ...]:
     whole = gradients if are_made_of(sizes, gradients) else sizes
     caps = merge_caps(whole)
     if whole is sizes:  # of which the gradients are not known: they can be merged, not divided
-        recorded = messages.ddp.bucket_mib
-        own_bytes = None if recorded is None else recorded * 2**20
-        caps = caps[[not divides(sizes, cap, own_bytes) for cap in caps.tolist()]]
+        caps = caps[[not divides(sizes, cap, messages.ddp.bucket_bytes) for cap in caps.tolist()]]
     chosen = caps[np.unique(np.linspace(0, max(len(caps) - 1, 0), _MOST_CANDIDATES).round().astype(int))[: len(caps)]]
     return tuple(dict.fromkeys(rounded_cap(cap, whole) for cap in chosen.tolist()))
 
@@ -253,19 +251,15 @@ def _divides(bucket_mib: float, sizes: Floats) -> MissingDataError:
 
 
 def _pieces(graph: Graph, buckets: Buckets, bucket_mib: float, *, latency: bool) -> _Pieces:
-    cap_bytes, recorded = bucket_mib * 2**20, buckets.ddp.bucket_mib
-    known: dict[str, Any] = {
-        "gradients_bytes": buckets.ddp.gradients_bytes,
-        "recorded_bytes": None if recorded is None else recorded * 2**20,
-    }
+    cap_bytes, gradients, recorded_bytes = bucket_mib * 2**20, buckets.ddp.gradients_bytes, buckets.ddp.bucket_bytes
     parts: list[tuple[Int64, Floats, Floats, Floats]] = []
     changed, of_message, made = [], [], 0
     for begin, end in zip(buckets.first[:-1].tolist(), buckets.first[1:].tolist(), strict=True):
         sizes, ready = buckets.bytes[begin:end], buckets.ready_ns[begin:end]
         sent = np.cumsum(sizes)
-        if not are_made_of(sizes, known["gradients_bytes"]) and divides(sizes, cap_bytes, known["recorded_bytes"]):
+        if not are_made_of(sizes, gradients) and divides(sizes, cap_bytes, recorded_bytes):
             raise _divides(bucket_mib, sizes)
-        ends, _ = bucket_ends(sizes, cap_bytes, **known)
+        ends, _ = bucket_ends(sizes, cap_bytes, gradients_bytes=gradients, recorded_bytes=recorded_bytes)
         if len(ends) == len(sent) and (ends == sent).all():
             continue
         new_sizes = np.diff(np.append(0.0, ends))
@@ -303,9 +297,8 @@ def _edges(graph: Graph, buckets: Buckets, pieces: _Pieces, made: Int64) -> dict
     # Each bucket is ready when the message in which it ends was, or earlier by its shift.
     member = np.flatnonzero(kind == EdgeKind.MEMBER)
     member = member[np.argsort(target[member], kind="stable")]
-    low, high = (np.searchsorted(target[member], buckets.node[pieces.message], side=side) for side in ("left", "right"))
-    bucket = np.repeat(np.arange(len(made)), high - low)
-    at = member[np.arange(len(bucket)) - np.repeat(np.cumsum(high - low) - (high - low), high - low) + low[bucket]]
+    bucket, places = equal_pairs(buckets.node[pieces.message], target[member])
+    at = member[places]
     ready = (
         source[at],
         made[bucket],

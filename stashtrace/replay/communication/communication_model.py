@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -339,10 +338,8 @@ def _rank_forecasts(typical: Sequence[_Pass], links: Sequence[LinkFit], ddp: Ddp
     known = [each_pass for each_pass in usable if overlap.are_made_of(each_pass.bytes, ddp.gradients_bytes)]
     if known:  # other passes are of other gradients, as before the buckets were built again
         usable = known
-        caps, dividing = (
-            {overlap.rounded_cap(cap, ddp.gradients_bytes) for cap in overlap.merge_caps(ddp.gradients_bytes)},
-            set(),
-        )
+        caps = {overlap.rounded_cap(cap, ddp.gradients_bytes) for cap in overlap.merge_caps(ddp.gradients_bytes)}
+        dividing = set[float]()
     else:
         middle = sorted(usable, key=lambda each_pass: int(each_pass.bytes.sum()))[len(usable) // 2].bytes
         merging = {overlap.rounded_cap(cap, middle) for cap in overlap.merge_caps(middle)}
@@ -354,13 +351,7 @@ def _rank_forecasts(typical: Sequence[_Pass], links: Sequence[LinkFit], ddp: Ddp
 
 def _is_divided(each_pass: _Pass, bucket_mib: float, ddp: DdpFacts) -> bool:
     """Return True if buckets of this size would divide the messages of a pass, of whose gradients nothing is known."""
-    return overlap.divides(each_pass.bytes, bucket_mib * 2**20, _bucket_arguments(ddp)["recorded_bytes"])
-
-
-def _bucket_arguments(ddp: DdpFacts) -> dict[str, Any]:
-    """Return the arguments of :func:`bucket_ends` for a run."""
-    recorded = None if ddp.bucket_mib is None else ddp.bucket_mib * 2**20
-    return {"gradients_bytes": ddp.gradients_bytes, "recorded_bytes": recorded}
+    return overlap.divides(each_pass.bytes, bucket_mib * 2**20, ddp.bucket_bytes)
 
 
 def _buckets(typical: Sequence[_Pass], links: Sequence[LinkFit], ddp: DdpFacts) -> tuple[BucketForecast, ...]:
@@ -385,7 +376,9 @@ def _forecast(usable: Sequence[_Pass], links: Sequence[LinkFit], mib: float, ddp
             starts = overlap.best_merge(ready, sizes, piece.alpha_ns, piece.beta_ns_per_byte)
             ready, sizes = overlap.merged(ready, sizes, starts)
         elif mib > 0:
-            ready, sizes, anywhere = overlap.rebucketed(ready, sizes, mib * 2**20, **_bucket_arguments(ddp))
+            ready, sizes, anywhere = overlap.rebucketed(
+                ready, sizes, mib * 2**20, gradients_bytes=ddp.gradients_bytes, recorded_bytes=ddp.bucket_bytes
+            )
             divided.append(anywhere)
         counts.append(len(sizes))
         exposed.append(overlap.schedule(ready, fit.expected(sizes)[0]).exposed_ns)

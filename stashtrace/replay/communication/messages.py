@@ -19,7 +19,7 @@ import numpy.typing as npt
 from stashtrace.analysis.collectives.collective_waits import communicator_names
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.collectives.shares import backends_of_rows
-from stashtrace.analysis.intervals import Bools, Int64, int64
+from stashtrace.analysis.intervals import Bools, Int64, int64, window_at
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, host_steps
 from stashtrace.analysis.steps.threads import step_threads
@@ -50,6 +50,11 @@ class DdpFacts:
     sources: tuple[str, ...]
     #: In the reverse order of the parameters, usually the order in which they are made; empty if unknown.
     gradients_bytes: Floats
+
+    @property
+    def bucket_bytes(self) -> float | None:
+        """``bucket_mib`` in bytes."""
+        return None if self.bucket_mib is None else self.bucket_mib * 2**20
 
 
 def shows_ddp(trace: Trace) -> bool:
@@ -159,7 +164,7 @@ def gradient_messages(trace: Trace) -> Messages:
         )
     rows, ready, end = first[kept], ready[kept], end[kept]
     groups, lanes = group_table(index.trace), GroupBy(calls.group_hash[kept])
-    sizes = int64([len(groups[group].members) for group in lanes.values.tolist()])[lanes.number]
+    sizes = lanes.map(lambda group: len(groups[group].members))
     backend = backends_of_rows(index.trace)[rows]
     link = np.zeros(len(kept))
     for of_lane in lanes:
@@ -211,8 +216,8 @@ def _places(
         if not len(mine) or rank not in loops:
             continue
         call = table["call_ns"][rows[places]]
-        at = np.searchsorted(known["begin_ns"][mine], call, side="right") - 1
-        inside = (at >= 0) & (call < known["end_ns"][mine][np.maximum(at, 0)])
+        at = window_at(call, known["begin_ns"][mine], known["end_ns"][mine])
+        inside = at >= 0
         step[places[inside]] = known["step"][mine][at[inside]]
         begin, is_backward = loops[rank].begin_ns, loops[rank].is_backward
         # A pass lasts until the next forward or backward begins: gradients may be sent after it has returned.
@@ -273,15 +278,14 @@ def _ends(index: TraceIndex, calls: Instances, loops: dict[int, _Loop]) -> Int64
     table, end = index.trace.collectives, int64(calls.end_ns.copy())
     seen = np.isin(table["collective_key"][calls.row], index.trace.collective_waits["collective_key"])
     late = np.flatnonzero(~index.timed_on_device[calls.row] & ~seen)
-    by_rank = RowsBy(calls.rank[late])
-    for rank in by_rank.values.tolist():
+    for rank, of_rank in GroupBy(calls.rank[late]).items():
         loop = loops.get(rank)
         if loop is None or not loop.awaits.any():
             continue
-        rows = late[by_rank.rows(rank)]
+        rows = late[of_rank]
         call = table["call_ns"][calls.row[rows]]
-        at = np.searchsorted(loop.begin_ns, call, side="right") - 1
-        inside = (at >= 0) & loop.awaits[at] & (call < loop.end_ns[at])
+        at = window_at(call, loop.begin_ns, loop.end_ns)
+        inside = (at >= 0) & loop.awaits[at]
         end[rows[inside]] = np.minimum(end[rows], loop.end_ns[at])[inside]
     return end
 

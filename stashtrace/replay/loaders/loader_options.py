@@ -26,12 +26,21 @@ import numpy as np
 
 from stashtrace.analysis.graph import EdgeKind, Graph
 from stashtrace.analysis.graph.work_graph import Facts
-from stashtrace.analysis.intervals import Int64, int64, is_one_of
+from stashtrace.analysis.intervals import Bools, Floats, Int64, is_one_of
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.changes import Change
-from stashtrace.replay.loaders.passes import ASKED_NS, PREFETCH, Edges, Passes, WorkerNodes, edges_of
+from stashtrace.replay.loaders.passes import (
+    ASKED_NS,
+    PREFETCH,
+    Edges,
+    Passes,
+    WorkerNodes,
+    median,
+    usual_lags,
+    with_edges,
+)
 from stashtrace.replay.loaders.worker_count import prefetch_factor, taken_by
-from stashtrace.replay.scenario import Bools, Floats, Scenario
+from stashtrace.replay.scenario import Scenario
 from stashtrace.schema.groupby import GroupBy, RowsBy
 
 #: Kept workers are asked to go on, and answer. Two ranks on two CPUs waited 0.7 to 5.6 ms for that. At worst it is
@@ -77,9 +86,9 @@ def with_kept_workers(scenario: Scenario) -> Scenario:
     of_head[heads] = True
     asks = graph.is_batch[graph.target] & (graph.edge_kind == EdgeKind.PREFETCH)
     takes = graph.edge_kind == EdgeKind.BATCH
-    handed_ns = _median(scenario.lag[takes & ~of_head[graph.source]])
+    handed_ns = median(scenario.lag[takes & ~of_head[graph.source]])
     usual_asks = scenario.lag[asks & ~np.isin(graph.target, kept.all_heads) & (scenario.lag < ASKED_NS)]
-    asked_ns = _median(usual_asks) if len(usual_asks) else luck * handed_ns
+    asked_ns = median(usual_asks) if len(usual_asks) else luck * handed_ns
     # All are asked at once, also those that took longer to start than the loop to go on, and for several batches each.
     first_edge = np.full(len(graph), -1, dtype=np.int64)
     first_edge[graph.target[asks]] = np.flatnonzero(asks)
@@ -92,15 +101,8 @@ def with_kept_workers(scenario: Scenario) -> Scenario:
     first = takes & of_head[graph.source]
     lag[first] -= (1 - luck) * np.maximum(lag[first] - handed_ns, 0.0)
 
-    source, target, more, kind = kept.after_the_pass_before(work, luck)
-    changed = replace(
-        graph,
-        source=np.concatenate([asked_by, source]).astype(np.int32),
-        target=np.concatenate([graph.target, target]).astype(np.int32),
-        edge_kind=np.concatenate([graph.edge_kind, kind]).astype(np.int8),
-        lag_ns=np.concatenate([graph.lag_ns, np.rint(more).astype(np.int64)]),
-    )
-    return replace(scenario, graph=changed, work=work, fetch=fetch, lag=np.concatenate([lag, more]))
+    changed = replace(scenario, graph=replace(graph, source=asked_by), work=work, fetch=fetch, lag=lag)
+    return with_edges(changed, kept.after_the_pass_before(work, luck))
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ class _Kept:
         later = GroupBy.numbered(numbers, len(makers)).median(work[nodes], empty=np.inf)
         return later[makers.number[is_first & np.isin(self.passes.start, self.kept)]]
 
-    def after_the_pass_before(self, work: Floats, luck: float) -> Edges:
+    def after_the_pass_before(self, work: Floats, luck: float) -> list[Edges]:
         """Return edges from what workers did last to the first batches: they go on when all of them have answered.
 
         Of a pass that the loop left early they still make what they were asked for, how much of it is unknown.
@@ -186,20 +188,15 @@ class _Kept:
         makers = GroupBy(starts, self.worker)
         taken = np.zeros(len(self.graph), dtype=bool)
         taken[self.graph.source[self.graph.edge_kind == EdgeKind.BATCH]] = True
-        parts = [edges_of(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), 0.0, EdgeKind.PREFETCH)]
+        parts = []
         for kept, before in zip(self.kept.tolist(), self.before.tolist(), strict=True):
             next_to, last_of = (slice(*np.searchsorted(makers.keys[0], [one, one + 1])) for one in (kept, before))
             heads, last = nodes[makers.first[next_to]], nodes[makers.last[last_of]]
             mine = nodes[slice(*np.searchsorted(starts, [before, before + 1]))]
-            left = 0.0 if taken[mine].all() else luck * PREFETCH * _median(work[mine])
+            left = 0.0 if taken[mine].all() else luck * PREFETCH * median(work[mine])
             source, target = np.repeat(last, len(heads)), np.tile(heads, len(last))
-            parts.append(edges_of(source, target, left, EdgeKind.PREFETCH))
-        source, target, lag, kind = (np.concatenate([part[i] for part in parts]) for i in range(4))
-        return source, target, lag, kind
-
-
-def _median(values: Floats) -> float:
-    return float(np.median(values)) if len(values) else 0.0
+            parts.append(Edges.of(source, target, left, EdgeKind.PREFETCH))
+        return parts
 
 
 #: Edges to batches: what their worker did before, and the thread that asked for them.
@@ -238,13 +235,13 @@ def with_any_order(scenario: Scenario) -> Scenario:
     assert facts is not None
     passes = Passes.of(graph, facts)
     factor, taken, numbers = prefetch_factor(passes, graph), taken_by(graph), passes.worker_numbers(graph)
-    between, late = _usual_lags(scenario)
+    between, late = usual_lags(scenario)
     pace = graph.replay(np.where(graph.is_batch, 0, graph.work_ns)).begin_ns
     work, fetch, begin = scenario.work.copy(), scenario.fetch.copy(), graph.begin_ns.copy()
     changed = np.zeros(len(graph), dtype=bool)
     asking = np.flatnonzero(graph.is_batch[graph.target] & is_one_of(graph.edge_kind, _ASKS))
     asks_of = RowsBy(graph.target[asking])
-    parts = [edges_of(int64([]), int64([]), 0.0, EdgeKind.PROGRAM)]
+    parts = list[Edges]()
     for rows in GroupBy.runs(passes.start):
         nodes, makers = passes.nodes[rows], numbers[rows]
         goes = taken[nodes] >= 0
@@ -267,21 +264,11 @@ def with_any_order(scenario: Scenario) -> Scenario:
             begin[takes[place]] = graph.begin_ns[head]
             asks = asking[asks_of.rows(int(head))]
             first = np.full(len(asks), takes[place])
-            parts.append((int64(graph.source[asks]), first, scenario.lag[asks], int64(graph.edge_kind[asks])))
-    source, target, lag, kind = (np.concatenate([part[i] for part in parts]) for i in range(4))
+            parts.append(Edges(graph.source[asks], first, scenario.lag[asks], graph.edge_kind[asks]))
     gone = changed[graph.target] & is_one_of(graph.edge_kind, _ASKS)
     gap = np.where(changed, 0, graph.gap_ns)
-    new = replace(
-        graph,
-        source=np.concatenate([graph.source[~gone], source]).astype(np.int32),
-        target=np.concatenate([graph.target[~gone], target]).astype(np.int32),
-        edge_kind=np.concatenate([graph.edge_kind[~gone], kind]).astype(np.int8),
-        lag_ns=np.concatenate([graph.lag_ns[~gone], np.rint(lag).astype(np.int64)]),
-        begin_ns=begin,
-        end_ns=begin + graph.work_ns,
-        gap_ns=gap,
-    )
-    return replace(scenario, graph=new, work=work, fetch=fetch, lag=np.concatenate([scenario.lag[~gone], lag]))
+    new = replace(graph, begin_ns=begin, end_ns=begin + graph.work_ns, gap_ns=gap)
+    return with_edges(replace(scenario, graph=new, work=work, fetch=fetch), parts, ~gone)
 
 
 @dataclass(frozen=True)
@@ -347,15 +334,6 @@ def _edges(plan: _Plan, takes: Int64, taken: Int64, factor: int, between: float,
     parts = []
     for worker in np.unique(plan.worker).tolist():
         mine = takes[plan.worker == worker]
-        parts.append(edges_of(mine[:-1], mine[1:], between, EdgeKind.PROGRAM))
-        parts.append(edges_of(taken[mine[: max(len(mine) - factor, 0)]], mine[factor:], late, EdgeKind.PREFETCH))
+        parts.append(Edges.of(mine[:-1], mine[1:], between, EdgeKind.PROGRAM))
+        parts.append(Edges.of(taken[mine[: max(len(mine) - factor, 0)]], mine[factor:], late, EdgeKind.PREFETCH))
     return parts
-
-
-def _usual_lags(scenario: Scenario) -> tuple[float, float]:
-    """Return what a worker does between two batches, and how long after a take a batch is begun that was waited for."""
-    graph = scenario.graph
-    of_batches = graph.is_batch[graph.target]
-    chain = scenario.lag[of_batches & (graph.edge_kind == EdgeKind.PROGRAM)]
-    asks = scenario.lag[of_batches & (graph.edge_kind == EdgeKind.PREFETCH) & (scenario.lag < ASKED_NS)]
-    return tuple(float(np.median(lags)) if len(lags) else 0.0 for lags in (chain, asks))  # type: ignore[return-value]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from stashtrace.analysis.graph import EdgeKind, Graph
 from stashtrace.analysis.graph.work_graph import Facts
-from stashtrace.analysis.intervals import Int64
-from stashtrace.replay.scenario import Bools, Floats
+from stashtrace.analysis.intervals import Bools, Floats, Int64, int64
+from stashtrace.replay.scenario import Scenario, whole_ns
 from stashtrace.schema.groupby import GroupBy, order_by
 
 #: Batches that DataLoader asks each worker for in advance, unless it is set otherwise.
@@ -17,7 +20,7 @@ PREFETCH = 2
 #: A batch that begins later than this after it was asked for was delayed by something else, such as the end of a pass.
 ASKED_NS = 5_000_000
 
-Edges = tuple[Int64, Int64, Floats, Int64]
+_Ints = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,53 @@ class WorkerNodes:
         return cls(nodes, of, graph.begin_ns[nodes] < graph.begin_ns[passes.first_node[of]])
 
 
-def edges_of(source: Int64, target: Int64, lag: Floats | float, kind: EdgeKind) -> Edges:
-    """Return columns of edges of one kind."""
-    lags = np.broadcast_to(np.asarray(lag, dtype=np.float64), source.shape)
-    return source, target, lags, np.full(len(source), int(kind), dtype=np.int64)
+class Edges(NamedTuple):
+    """Columns of edges."""
+
+    source: _Ints
+    target: _Ints
+    lag: Floats
+    kind: _Ints
+
+    @classmethod
+    def of(cls, source: _Ints, target: _Ints, lag: Floats | Int64 | float, kind: EdgeKind) -> Edges:
+        """Make edges of one kind."""
+        lags = np.broadcast_to(np.asarray(lag, dtype=np.float64), source.shape)
+        return cls(source, target, lags, np.full(len(source), int(kind), dtype=np.int64))
+
+    @classmethod
+    def joined(cls, parts: Iterable[Edges]) -> Edges:
+        """Put edges one after the other."""
+        none = cls.of(int64([]), int64([]), 0.0, EdgeKind.PROGRAM)
+        return cls(*map(np.concatenate, zip(none, *parts, strict=True)))
+
+    def added_to(self, graph: Graph, kept: Bools | slice = slice(None)) -> Graph:
+        """Return the graph with these edges after its own. ``kept``: those of its own that stay."""
+        return replace(
+            graph,
+            source=np.append(graph.source[kept], self.source).astype(np.int32),
+            target=np.append(graph.target[kept], self.target).astype(np.int32),
+            edge_kind=np.append(graph.edge_kind[kept], self.kind).astype(np.int8),
+            lag_ns=np.append(graph.lag_ns[kept], whole_ns(self.lag)),
+        )
+
+
+def with_edges(scenario: Scenario, parts: Iterable[Edges], kept: Bools | slice = slice(None)) -> Scenario:
+    """Return the scenario with more edges. ``kept``: those of its own that stay."""
+    edges = Edges.joined(parts)
+    graph = edges.added_to(scenario.graph, kept)
+    return replace(scenario, graph=graph, lag=np.append(scenario.lag[kept], edges.lag))
+
+
+def usual_lags(scenario: Scenario) -> tuple[float, float]:
+    """Return what a worker does between two batches, and how long after a take a batch is begun that was waited for."""
+    graph = scenario.graph
+    of_batches = graph.is_batch[graph.target]
+    chain = of_batches & (graph.edge_kind == EdgeKind.PROGRAM)
+    asks = of_batches & (graph.edge_kind == EdgeKind.PREFETCH) & (scenario.lag < ASKED_NS)
+    return median(scenario.lag[chain]), median(scenario.lag[asks])
+
+
+def median(values: Floats) -> float:
+    """Return the median of values, 0 of none."""
+    return float(np.median(values)) if len(values) else 0.0

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stashtrace.analysis.graph import Graph
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Bools, Floats, Int64, int64
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.changes import Change
 from stashtrace.replay.loaders.passes import Passes
-from stashtrace.replay.scenario import Bools, Floats, Scenario
+from stashtrace.replay.scenario import Scenario
 from stashtrace.schema.groupby import GroupBy
 
 #: A worker differs from the others if its mean batch does by this many standard errors, and by this part.

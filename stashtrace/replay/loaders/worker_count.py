@@ -18,12 +18,12 @@ import numpy as np
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
 from stashtrace.analysis.graph.work_graph import Facts
-from stashtrace.analysis.intervals import NEVER, Int64
+from stashtrace.analysis.intervals import NEVER, Bools, Floats, Int64
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.changes import Change
-from stashtrace.replay.loaders.passes import ASKED_NS, PREFETCH, Edges, Passes, WorkerNodes, edges_of, not_in_turn
+from stashtrace.replay.loaders.passes import PREFETCH, Edges, Passes, WorkerNodes, not_in_turn, usual_lags, with_edges
 from stashtrace.replay.loaders.slow_worker import batches_by_worker
-from stashtrace.replay.scenario import Bools, Floats, Scenario
+from stashtrace.replay.scenario import Scenario
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 
@@ -102,17 +102,9 @@ def with_own_batches_apart(graph: Graph) -> Graph:
     leading = np.flatnonzero((graph.edge_kind == EdgeKind.PROGRAM) & np.isin(graph.target, first[heads]))
     head_of = np.full(count, -1, dtype=np.int64)
     head_of[first[heads]] = made[heads]
-    return replace(
-        graph,
-        **columns,
-        facts=longer,
-        source=np.concatenate([graph.source, made, graph.source[leading]]).astype(np.int32),
-        target=np.concatenate([graph.target, first, head_of[graph.target[leading]]]).astype(np.int32),
-        edge_kind=np.concatenate(
-            [graph.edge_kind, np.full(len(made), int(EdgeKind.BATCH)), np.full(len(leading), int(EdgeKind.PREFETCH))]
-        ).astype(np.int8),
-        lag_ns=np.concatenate([graph.lag_ns, np.zeros(len(made), dtype=np.int64), graph.lag_ns[leading]]),
-    )
+    takes = Edges.of(made, first, 0.0, EdgeKind.BATCH)
+    leads = Edges.of(graph.source[leading], head_of[graph.target[leading]], graph.lag_ns[leading], EdgeKind.PREFETCH)
+    return Edges.joined([takes, leads]).added_to(replace(graph, **columns, facts=longer))
 
 
 def _own_pieces(graph: Graph) -> Int64:
@@ -137,29 +129,25 @@ def with_workers(scenario: Scenario, change: Change) -> Scenario:
     work[mine] = 0.0
     _start_and_end(scenario, passes, wanted, work)
     kept = ~(graph.is_batch[graph.target] & np.isin(graph.edge_kind, (EdgeKind.PROGRAM, EdgeKind.PREFETCH)))
-    made = [
-        _chain(passes, wanted, scenario),
-        _edges_of_requests(passes, wanted, scenario),
-        _begun(passes, wanted, scenario),
+    between, late = usual_lags(scenario)
+    next_one, made = passes.before(wanted)
+    # A batch is asked for when the one a fixed number before it has been taken.
+    asked, before = passes.before(wanted * prefetch_factor(passes, graph))
+    taken = taken_by(graph)[before]
+    known = taken >= 0
+    edges = [
+        Edges.of(made, next_one, between, EdgeKind.PROGRAM),
+        Edges.of(taken[known], asked[known], late, EdgeKind.PREFETCH),
+        *_begun(passes, wanted, scenario),
     ]
-    source, target, lag, kind = (np.concatenate([part[i] for part in made]) for i in range(4))
     begin = graph.begin_ns.copy()
     heads = passes.nodes[passes.position < wanted]
     # Batches without an edge to them begin when the pass does.
     begin[heads] = begin[passes.first_node[passes.position < wanted]]
     gap = graph.gap_ns.copy()
     gap[passes.nodes] = 0
-    changed = replace(
-        graph,
-        source=np.concatenate([graph.source[kept], source]).astype(np.int32),
-        target=np.concatenate([graph.target[kept], target]).astype(np.int32),
-        edge_kind=np.concatenate([graph.edge_kind[kept], kind]).astype(np.int8),
-        lag_ns=np.concatenate([graph.lag_ns[kept], np.rint(lag).astype(np.int64)]),
-        begin_ns=begin,
-        end_ns=begin + graph.work_ns,
-        gap_ns=gap,
-    )
-    return replace(scenario, graph=changed, work=work, lag=np.concatenate([scenario.lag[kept], lag]))
+    changed = replace(graph, begin_ns=begin, end_ns=begin + graph.work_ns, gap_ns=gap)
+    return with_edges(replace(scenario, graph=changed, work=work), edges, kept)
 
 
 def _start_and_end(scenario: Scenario, passes: Passes, wanted: int, work: Floats) -> None:
@@ -190,26 +178,6 @@ def _made_by(scenario: Scenario, wanted: int) -> Scenario:
     like = batches_by_worker(scenario, wanted, quick=speed == 1)
     changed = replace(graph, end_ns=graph.begin_ns + graph.work_ns[like], facts=graph.facts.with_times_of(like))
     return replace(scenario, graph=changed, work=scenario.work[like], fetch=scenario.fetch[like])
-
-
-def _chain(passes: Passes, wanted: int, scenario: Scenario) -> Edges:
-    """Within a worker one batch follows the other; between them it hands a batch over."""
-    graph = scenario.graph
-    old = graph.is_batch[graph.target] & (graph.edge_kind == EdgeKind.PROGRAM)
-    between = float(np.median(scenario.lag[old])) if old.any() else 0.0
-    target, source = passes.before(wanted)
-    return edges_of(source, target, between, EdgeKind.PROGRAM)
-
-
-def _edges_of_requests(passes: Passes, wanted: int, scenario: Scenario) -> Edges:
-    """A batch is asked for when the one a fixed number before it has been taken."""
-    graph = scenario.graph
-    old = graph.is_batch[graph.target] & (graph.edge_kind == EdgeKind.PREFETCH) & (scenario.lag < ASKED_NS)
-    late = float(np.median(scenario.lag[old])) if old.any() else 0.0
-    target, source = passes.before(wanted * prefetch_factor(passes, graph))
-    source = taken_by(graph)[source]
-    known = source >= 0
-    return edges_of(source[known], target[known], late, EdgeKind.PREFETCH)
 
 
 def taken_by(graph: Graph) -> Int64:
@@ -249,7 +217,7 @@ def _prefetch_factor(passes: Passes, begin_ns: Int64, taken_ns: Int64, waited: B
     return factor if np.mean(waited) >= _OFTEN_RATIO else max(factor, PREFETCH)
 
 
-def _begun(passes: Passes, wanted: int, scenario: Scenario) -> Edges:
+def _begun(passes: Passes, wanted: int, scenario: Scenario) -> list[Edges]:
     """The first batch of each worker in a pass waits for what the first batch of the pass waited for.
 
     New workers start one after the other, and each has until the last one has been started to get ready.
@@ -260,13 +228,12 @@ def _begun(passes: Passes, wanted: int, scenario: Scenario) -> Edges:
     rows = rows[np.argsort(graph.target[rows], kind="stable")]
     heads = np.flatnonzero(passes.position < wanted)
     low, high = (np.searchsorted(graph.target[rows], passes.first_node[heads], side=side) for side in ("left", "right"))
-    parts = [edges_of(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), 0.0, EdgeKind.PREFETCH)]
+    parts = []
     for more in range(int((high - low).max(initial=0))):
         chosen = np.flatnonzero(low + more < high)
         row = rows[low[chosen] + more]
         head, lag = heads[chosen], scenario.lag[row]
-        source, target = graph.source[row].astype(np.int64), passes.nodes[head]
         later_ns = each_ns[head] * (passes.workers - wanted + passes.position[head])
-        parts.append(edges_of(source, target, np.maximum(lag + later_ns, np.minimum(lag, 0.0)), EdgeKind.PREFETCH))
-    source, target, lag, kind = (np.concatenate([part[i] for part in parts]) for i in range(4))
-    return source, target, lag, kind
+        late_ns = np.maximum(lag + later_ns, np.minimum(lag, 0.0))
+        parts.append(Edges.of(graph.source[row], passes.nodes[head], late_ns, EdgeKind.PREFETCH))
+    return parts

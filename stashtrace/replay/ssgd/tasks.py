@@ -135,12 +135,8 @@ def replay(
     plan = native.Plan(source, target, order, np.zeros(len(source), dtype=np.int8))
     begin, _ = plan.replay(order, duration, np.zeros(len(source), dtype=np.int64))
     spans = np.stack([begin, begin + duration], axis=1)
-    return Replay(
-        *(
-            spans[nodes]
-            for nodes in (tasks.read, tasks.copy, tasks.forward, tasks.backward, tasks.message, tasks.update)
-        )
-    )
+    columns = (tasks.read, tasks.copy, tasks.forward, tasks.backward, tasks.message, tasks.update)
+    return Replay(*(spans[nodes] for nodes in columns))
 
 
 class _Tasks:

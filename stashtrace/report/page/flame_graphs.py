@@ -27,7 +27,7 @@ from stashtrace.report.blocks import Block, Command, Fold, Listing, Paragraph, P
 from stashtrace.report.page.budget_and_steps import group_title
 from stashtrace.report.page.html import paragraph, swatch, tag, text, unfolding
 from stashtrace.report.page.page_words import KINDS
-from stashtrace.schema.groupby import GroupBy, RowsBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.stall_kinds import STALL_KINDS, WORKER_KINDS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -158,10 +158,10 @@ def _text_of(trace: Trace, rows: Table, row: int) -> tuple[str, bool]:
 
 def _difference(trace: Trace, steps: Table) -> dict[str, Any] | None:
     """Compare the rank that takes longest, not counting waits for others, with the median of the others."""
-    rows = RowsBy(steps["rank"])
-    if len(rows.values) < 2:
+    ranks = GroupBy(steps["rank"])
+    if len(ranks) < 2:
         return None
-    parts = [steps.take(rows.rows(rank)) for rank in rows.values.tolist()]
+    parts = [steps.take(rows) for rows in ranks]
     works = [(part["node_id"] == 0) & (part["kind"] != _WAITS_FOR_RANKS) for part in parts]
     whole_ns = [(part["time_ns"] * part["windows_count"])[work].sum() for part, work in zip(parts, works, strict=True)]
     work_ns = [int(ns) // max(_windows_count(part), 1) for ns, part in zip(whole_ns, parts, strict=True)]
@@ -174,8 +174,8 @@ def _difference(trace: Trace, steps: Table) -> dict[str, Any] | None:
         root.match(other_root, (_unseen_ns(root), _unseen_ns(other_root)))
         if root.keep_certain():
             kinds[kind] = root
-    known = {"slow_rank": int(rows.values[slow]), "rank": int(rows.values[other])}
-    known["others_count"] = len(rows.values) - 1
+    known = {"slow_rank": int(ranks.values[slow]), "rank": int(ranks.values[other])}
+    known["others_count"] = len(ranks) - 1
     return {**known, "slow_ns": work_ns[slow], "other_ns": work_ns[other], **_graph(kinds)}
 
 

@@ -102,9 +102,9 @@ def paragraph(value: object, class_: str | None = None) -> str:
     return tag("p", prose(value), class_=class_)
 
 
-def listing(values: Sequence[object], class_: str | None = None) -> str:
+def listing(values: Sequence[object]) -> str:
     """Return a list of texts; empty without values."""
-    return bullets(map(prose, values), class_)
+    return bullets(map(prose, values))
 
 
 def bullets(items: Iterable[str], class_: str | None = None) -> str:

@@ -117,11 +117,10 @@ class _Waits:
         self.messages = np.isin(self.table["op_code"], MESSAGES)
         self.pending = self._pending()
         self._is_open = set(self.pending.tolist())
-        by_rank = RowsBy(self.table["rank"][self.pending])
         #: Of each rank its pending rows in the order of their calls.
         self.open: dict[int, list[int]] = {}
-        for rank in by_rank.values.tolist():
-            rows = self.pending[by_rank.rows(rank)]
+        for rank, of_rank in GroupBy(self.table["rank"][self.pending]).items():
+            rows = self.pending[of_rank]
             order = order_by(self.table["call_ns"][rows], self.table["collective_key"][rows])
             self.open[rank] = rows[order].tolist()
         self.between = self._messages_between()

@@ -11,6 +11,7 @@ import itertools
 
 import numpy as np
 
+from stashtrace.analysis.collectives.matching import is_imported
 from stashtrace.analysis.findings.claim_rows import Claim, Facts, claim, fact
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.steps.threads import how_to_get_steps
@@ -29,7 +30,7 @@ def files_claims(trace: Trace) -> list[Claim]:
     """Return claims about the files of a run without steps: all I/O, and the files that took longest."""
     summed = trace.io_totals
     if not trace.io_rows_count and not len(summed):
-        if trace.strings.find("imported") in trace.metadata["key_code"].tolist():
+        if is_imported(trace):
             return []  # the other tool may record no files
         return [claim("files", "no_files", "no file was read or written by the recorded processes")]
     looked_up = int(summed["other_ns"].sum())

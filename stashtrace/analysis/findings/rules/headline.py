@@ -30,7 +30,7 @@ from stashtrace.schema.kinds import Phase, PhaseFlag
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.text.prose import plural
-from stashtrace.text.units import ranks_text
+from stashtrace.text.units import ranks_named, ranks_text
 
 
 def doubt_claims(facts: RunFacts) -> list[Claim]:
@@ -78,7 +78,7 @@ def rank_claims(facts: RunFacts) -> list[Claim]:
     stepping = {rank.rank for part in (facts, *facts.others) for rank in part.ranks}
     idle = sorted({rank for ranks in facts.hosts.values() for rank in ranks} - stepping) if stepping else []
     if idle:
-        said += f" (rank{'s' if len(idle) > 1 else ''} {ranks_text(idle)} without counted steps)"
+        said += f" ({ranks_named(idle)} without counted steps)"
     claims = [claim("headline", "ranks", said, rows, items_count=facts.ranks_count, ranks=ranks_text(idle))]
     if facts.missing_ranks:
         missing = ranks_text(list(facts.missing_ranks))

@@ -297,7 +297,7 @@ class _Figures:
         batches = self._trace.batches.take(self._trace.batches["rank"] == rank)
         waits = (batches["phase_code"] == BatchPhase.WAIT) & (batches["batch_index"] <= 0)
         between = batches.take(waits | (batches["phase_code"] == BatchPhase.WORKERS_END))
-        return TimeSet.of(between["begin_ns"], between["end_ns"])
+        return TimeSet.of_rows(between)
 
     def _clock(self, process: int, begin: Int64, end: Int64) -> Floats:
         """Return the lowest of the mean clocks of the devices of a process in each window."""

@@ -20,6 +20,14 @@ from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.stall_kinds import COLUMN_OF, COLUMNS
 from stashtrace.schema.table import Table
 
+_ENERGY = Column(
+    "energy_kwh",
+    "f8",
+    "kWh",
+    "of the devices in the runs that measured it; -1 if none did",
+    missing=-1,
+    title="energy, kWh",
+)
 #: What runs can be grouped by.
 BY = ("job", "host", "day", "outcome")
 FLEET_VIEW = schema(
@@ -46,14 +54,7 @@ FLEET_VIEW = schema(
         title="outside of steps",
     ),
     Column("cost", "f8", "", "price of the hours in the runs whose price is known; -1 if none is", "cost", -1),
-    Column(
-        "energy_kwh",
-        "f8",
-        "kWh",
-        "of the devices in the runs that measured it; -1 if none did",
-        missing=-1,
-        title="energy, kWh",
-    ),
+    _ENERGY,
 )
 
 
@@ -122,14 +123,7 @@ COSTS = schema(
     Column("machine_hours", "f8", "hours", "length of the runs times their hosts, the part of this cause"),
     col.real("share_ratio", "of all machine hours", title="part"),
     Column("cost", "f8", "", "price of these hours in the runs whose price is known; -1 if none is", "cost", -1),
-    Column(
-        "energy_kwh",
-        "f8",
-        "kWh",
-        "of the devices in the runs that measured it; -1 if none did",
-        missing=-1,
-        title="energy, kWh",
-    ),
+    _ENERGY,
     col.real("energy_ratio", "the same as a part of all energy; -1 if none was measured", missing=-1),
 )
 

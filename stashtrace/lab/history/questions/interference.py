@@ -18,10 +18,10 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, ranges
+from stashtrace.analysis.intervals import Floats, Int64, equal_pairs, ranges
 from stashtrace.calibration.noise import together
 from stashtrace.lab.history.gather import History, Series
-from stashtrace.lab.history.run_totals import Floats, RunTotals
+from stashtrace.lab.history.run_totals import RunTotals
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy
@@ -203,8 +203,7 @@ def _own(history: History, overlaps: _Overlaps, chosen: Int64, system_of: Int64)
     """Return the checkpoints of the runs of some readings on the same file systems."""
     checkpoints = history.section("checkpoint")
     run = overlaps.run[chosen]
-    first, last = (np.searchsorted(checkpoints["run"], run, side=side) for side in ("left", "right"))
-    rows, of = ranges(first, last), np.repeat(np.arange(len(chosen)), last - first)
+    of, rows = equal_pairs(run, checkpoints["run"])
     kept = system_of[rows] == overlaps.system[chosen[of]]
     rows, of = rows[kept], of[kept]
     return Checkpoints(of, checkpoints["run"][rows], checkpoints["begin_ns"][rows], checkpoints["end_ns"][rows])

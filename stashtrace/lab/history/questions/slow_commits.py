@@ -9,7 +9,6 @@ longer, one that ``late_hosts`` names, say nothing of a commit and are left out.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from stashtrace.analysis.compare.job_identity import FIELDS, Fact
 from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun
 from stashtrace.analysis.intervals import Int64
 from stashtrace.calibration.noise import student_tail
+from stashtrace.lab.history.gather import number_of
 from stashtrace.lab.history.questions.late_hosts import slowed_by_host
 from stashtrace.lab.history.run_totals import RunTotals
 from stashtrace.schema import columns as col
@@ -207,7 +207,7 @@ def steps_of_runs(totals: RunTotals, runs: Sequence[int]) -> list[StepsOfRun]:
         for rank, name, mean_ns in zip(*columns, strict=True):
             ranks.setdefault(rank, {})[name] = float(mean_ns)
         facts: dict[str, Fact] = {field.name: _fact(history.fact(field.name)[run]) for field in FIELDS}
-        waits = [_amount(history.fact(name)[run]) for name in ("cpu_wait_ns", "worker_wait_ns")]
+        waits = [number_of(history.fact(name)[run], None) for name in ("cpu_wait_ns", "worker_wait_ns")]
         out.append(
             StepsOfRun(
                 history.files[run],
@@ -226,14 +226,6 @@ def steps_of_runs(totals: RunTotals, runs: Sequence[int]) -> list[StepsOfRun]:
 
 def _fact(text: str) -> Fact:
     return int(text) if text.isdecimal() and len(text) < 16 else text or None
-
-
-def _amount(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
 
 
 def _cpus(text: str) -> CpuUse | None:
