@@ -13,7 +13,7 @@ from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveOp, ProcessRole
 from stashtrace.schema.strings import ranks_of
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import Trace, is_stated
 
 #: Operations in which the root feeds the others, and those in which it waits for them.
 _FROM_ROOT = (CollectiveOp.BROADCAST, CollectiveOp.SCATTER)
@@ -86,8 +86,7 @@ def process_values(trace: Trace, process_id: Int64, column: str) -> Int64:
 
 def is_imported(trace: Trace) -> bool:
     """Whether another tool recorded it, or a part of it."""
-    code = trace.strings.find("imported")
-    return code >= 0 and bool((trace.metadata["key_code"] == code).any())
+    return is_stated(trace, "imported")
 
 
 def places(trace: Trace) -> dict[int, tuple[int, int]]:

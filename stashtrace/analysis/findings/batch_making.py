@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.findings.rules.policy import POLICY
-from stashtrace.analysis.intervals import Int64, TimeSet
+from stashtrace.analysis.intervals import Int64, TimeSet, window_at
 from stashtrace.analysis.steps.epochs import waits_of_steps, workers_count
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, WaitOp
@@ -88,11 +88,7 @@ def _idle_workers(served: Table, taken: Table) -> tuple[int, ...]:
 def inside(moments: Int64, steps: Table, rank: int) -> npt.NDArray[np.bool_]:
     """Return which moments lie in the steps of a rank."""
     of_rank = steps.take(steps["rank"] == rank).sort_by("begin_ns")
-    if not len(of_rank):
-        return np.zeros(len(moments), dtype=bool)
-    at = np.searchsorted(of_rank["begin_ns"], moments, side="right") - 1
-    inside_step: npt.NDArray[np.bool_] = (at >= 0) & (moments < of_rank["end_ns"][np.maximum(at, 0)])
-    return inside_step
+    return np.asarray(window_at(moments, of_rank["begin_ns"], of_rank["end_ns"]) >= 0)
 
 
 def _parts(trace: Trace, made: Table) -> dict[str, float]:

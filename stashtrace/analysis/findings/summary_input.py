@@ -33,7 +33,7 @@ from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import Awaited, Bracket, ProcessRole, StreamFlag
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import Trace, is_stated
 
 T = TypeVar("T")
 
@@ -150,8 +150,7 @@ class RunFacts:
     @property
     def imported(self) -> bool:
         """Whether another tool recorded the run."""
-        code = self.trace.strings.find("imported")
-        return code >= 0 and bool((self.trace.metadata["key_code"] == code).any())
+        return is_stated(self.trace, "imported")
 
 
 def ranks_of_hosts(trace: Trace) -> dict[str, list[int]]:

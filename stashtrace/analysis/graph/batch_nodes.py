@@ -17,14 +17,13 @@ import numpy as np
 
 from stashtrace.analysis.graph.graph_parts import Parts, ThreadNodes
 from stashtrace.analysis.graph.work_graph import EdgeKind, Resource
-from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64, window_at
 from stashtrace.analysis.stalls.batch_waits import BatchWaits
-from stashtrace.analysis.stalls.rows_by_thread import TraceIndex, kept_per_thread
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex, checkpoints, kept_per_thread
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.schema.groupby import GroupBy, RowsBy
-from stashtrace.schema.kinds import BatchPhase, Phase, PhaseFlag, StallKind, WaitOp
+from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.kinds import BatchPhase, PhaseFlag, StallKind, WaitOp
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import Trace, cached_on_trace
 
 #: A worker that was idle for longer than this before a batch had not been asked for it.
 _IDLE_NS = 50_000
@@ -250,8 +249,7 @@ class WorkerStarts:
 
     def at(self, moments: Int64) -> Int64:
         """Return the place of the time that each moment lies in, -1 if it lies in none."""
-        at = np.searchsorted(self.begin_ns, moments, side="right") - 1
-        return np.where((at >= 0) & (moments < np.append(self.end_ns, -1)[at]), at, -1)
+        return window_at(moments, self.begin_ns, self.end_ns)
 
 
 @kept_per_thread
@@ -298,13 +296,6 @@ _TOGETHER_NS = 5_000_000
 _LATER_RATIO, _LATER_NS = 0.1, 50_000_000
 
 
-@cached_on_trace
-def _checkpoints(trace: Trace) -> tuple[Int64, RowsBy]:
-    """Return the rows of ``phases`` that are checkpoints, and where those of each process are among them."""
-    rows = np.flatnonzero(trace.phases["phase_code"] == Phase.CHECKPOINT)
-    return rows, RowsBy(trace.phases["process_id"][rows])
-
-
 @dataclass(frozen=True, slots=True)
 class Saves:
     """Saves of a rank in the background of its step thread, by begin."""
@@ -326,7 +317,7 @@ class Saves:
         phases, none = index.trace.phases, int64([])
         if not len(life.begin):
             return cls(*(none,) * 7)
-        every, by_process = _checkpoints(index.origin)
+        every, by_process = checkpoints(index.origin)
         rows = every[by_process.rows(thread.process_id)]
         flags, begin, end = (phases[name][rows] for name in ("phase_flags", "begin_ns", "end_ns"))
         chosen = (phases["track_id"][rows] != thread.track_id) | ((flags & int(PhaseFlag.BACKGROUND)) != 0)

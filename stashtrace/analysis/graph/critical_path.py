@@ -17,7 +17,7 @@ import numpy as np
 from stashtrace._native import graph as native
 from stashtrace.analysis.collectives.matching import contact_errors
 from stashtrace.analysis.graph.work_graph import NO_SLACK, Graph, Int8, Int32, Replayed, Resource
-from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64, ranges
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy
@@ -195,8 +195,7 @@ def rivals(course: Course, pieces: Pieces, clocks: Clocks) -> Overlaps:
     begin, end = course.begin_ns[nodes], course.end_ns[nodes]
     first = np.searchsorted(pieces.end_ns, begin, side="right")
     count = np.maximum(np.searchsorted(pieces.begin_ns, end, side="left") - first, 0)
-    row = np.repeat(np.arange(len(nodes)), count)
-    piece = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    row, piece = np.repeat(np.arange(len(nodes)), count), ranges(first, first + count)
     node = nodes[row]
     near = slack[node] <= clocks.apart_ns(node, pieces.node[piece])
     shared_begin = np.maximum(begin[row], pieces.begin_ns[piece])

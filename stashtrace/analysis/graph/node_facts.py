@@ -139,11 +139,8 @@ def _own_batches(index: TraceIndex, thread: StepThread, graph: Graph, nodes: Int
     too.
     """
     fetches, rows = index.batches_of_phase(BatchPhase.FETCH), own_fetches(index, thread)
-    if not len(rows) or not len(nodes):
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    at = np.searchsorted(fetches["begin_ns"][rows], graph.begin_ns[nodes], side="right") - 1
-    inside = (at >= 0) & (graph.begin_ns[nodes] < fetches["end_ns"][rows][at])
-    return nodes[inside], rows[at[inside]]
+    at = window_at(graph.begin_ns[nodes], fetches["begin_ns"][rows], fetches["end_ns"][rows])
+    return nodes[at >= 0], rows[at[at >= 0]]
 
 
 def _starting(
@@ -188,9 +185,8 @@ def _wait_for_cpus(handed: Handoffs, graph: Graph, nodes: Int64, queued_ns: Int6
     A node may be only the end of one, when the thread was no longer blocked: the wait of the thread itself is
     part of it.
     """
-    at = np.searchsorted(handed.begin, graph.begin_ns[nodes], side="right") - 1
-    inside = (at >= 0) & (graph.begin_ns[nodes] < np.append(handed.end, -1)[at])
-    nodes, at = nodes[inside], at[inside]
+    at = window_at(graph.begin_ns[nodes], handed.begin, handed.end)
+    nodes, at = nodes[at >= 0], at[at >= 0]
     work = graph.end_ns[nodes] - graph.begin_ns[nodes]
     whole = np.bincount(at, weights=work, minlength=len(handed.begin))
     sending = (handed.queued - handed.own) * np.minimum(whole / np.maximum(handed.end - handed.begin, 1), 1.0)

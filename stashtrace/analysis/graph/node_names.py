@@ -15,7 +15,7 @@ from stashtrace._native import intervals
 from stashtrace.analysis.collectives.collective_waits import communicator_names
 from stashtrace.analysis.graph.critical_path import Part, Pieces
 from stashtrace.analysis.graph.work_graph import EdgeKind, Graph, Resource
-from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64, window_at
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import step_at
@@ -103,8 +103,8 @@ def _texts_of(index: TraceIndex, codes: npt.NDArray[np.integer], pool: _Pool, un
 def _label(index: TraceIndex, labels: _Labels, pieces: Pieces, mine: Int64, kind: Int64, pool: _Pool) -> Int64:
     """Name the pieces of one owner: blocked ones by the call, others by the label that they lie in."""
     begin = pieces.begin_ns[mine]
-    at = np.searchsorted(labels.begin, begin, side="right") - 1
-    inside = (at >= 0) & (begin < np.append(labels.end, 0)[at])
+    at = window_at(begin, labels.begin, labels.end)
+    inside = at >= 0
     codes = int64([pool.code(text) for text in labels.texts])
     name = np.full(len(mine), pool.code(labels.otherwise), dtype=np.int64)
     name[inside] = codes[labels.text[at[inside]]]

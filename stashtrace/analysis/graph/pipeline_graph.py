@@ -23,7 +23,7 @@ from stashtrace.analysis.stragglers.pipeline_stages import stated_numbers
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, DeviceWork, StallKind
-from stashtrace.schema.trace import DATA_PARALLEL_RANK, PIPELINE_STAGE, Trace
+from stashtrace.schema.trace import DATA_PARALLEL_RANK, PIPELINE_STAGE, Trace, is_stated
 
 #: Timers of two streams of one device agree to this.
 _SAME_MOMENT_NS = 1_000_000
@@ -50,7 +50,7 @@ class PipelineGraph(Graph):
 
 def is_pipeline(trace: Trace) -> bool:
     """Return True if the operations of a pipeline were recorded: then each process states its stage."""
-    return trace.strings.find(PIPELINE_STAGE) in trace.metadata["key_code"].tolist()
+    return is_stated(trace, PIPELINE_STAGE)
 
 
 def build_pipeline(index: TraceIndex, *, overlapped_messages: bool = False) -> PipelineGraph:

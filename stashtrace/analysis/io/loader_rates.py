@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.intervals import Bools, Floats, Int64, TimeSet, int64, window_at
-from stashtrace.analysis.io.calls import NOT_FILES, OPENS, READS, process_of_track
+from stashtrace.analysis.io.calls import NOT_FILES, OPENS, READS
 from stashtrace.analysis.io.data_files import data_files
 from stashtrace.analysis.io.ranges import DistinctBytes, batch_of, loader_passes
 from stashtrace.analysis.registry import analyze
-from stashtrace.analysis.stalls.rows_by_thread import IO_WAITED
+from stashtrace.analysis.stalls.rows_by_thread import IO_WAITED, process_of_track
 from stashtrace.analysis.steps.epochs import workers_count
 from stashtrace.errors import MissingDataError
 from stashtrace.schema import columns as col

@@ -48,6 +48,12 @@ class Blocked:
     #: The collective is in flight on the device, which may compute at the same time.
     on_device: Bools
 
+    @classmethod
+    def on(cls, row: Int64, begin: Int64, end: Int64, link: Int64) -> Blocked:
+        """Return pieces in which nothing but these collectives is known to have been awaited."""
+        no = np.zeros(len(row), dtype=bool)
+        return cls(begin, end, row, np.full(len(row), -1, dtype=np.int64), link, no, no, no)
+
     @property
     def time(self) -> TimeSet:
         """The pieces as a set."""

@@ -32,7 +32,7 @@ from stashtrace.analysis.stalls import device_links
 from stashtrace.analysis.stalls.batch_waits import batch_layers, batch_waits
 from stashtrace.analysis.stalls.collective_blocking import blocked_on_collectives, collective_layers
 from stashtrace.analysis.stalls.on_host import standing_of
-from stashtrace.analysis.stalls.rows_by_thread import Layer, RankLayers, TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import Layer, RankLayers, TraceIndex, cut_processes
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.kinds import (
     BLOCKING_CALLS,
@@ -73,9 +73,9 @@ def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     streams = kernels["track_id"][rows]
     # Only time that nothing else hides; the order within a stream decides which rank a piece waited for.
     exposed = {int(s): when(talks & (streams == s)) - computing - opaque for s in np.unique(streams[talks])}
-    divided = device_links.link_layers(index, thread, _once(exposed), running=True)
+    links, late, estimated = device_links.link_layers(index, thread, _once(exposed), running=True)
     layers = [Layer(StallKind.COMPUTE, computing), Layer(StallKind.COMPUTE, opaque, (StallKind.OTHER,))]
-    layers += divided.layers
+    layers += links
     layers.append(Layer(StallKind.INTERCONNECT, when(peer)))
     layers.append(Layer(StallKind.H2D, when(is_copy & ~inside & ~peer)))
     working = TimeSet.united(*(x.time for x in layers))
@@ -87,7 +87,7 @@ def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     layers.append(Layer(StallKind.FETCH, stood.reading))
     idle = working.gaps(thread.begin_ns, thread.end_ns)
     unseen, (pauses, ahead) = _before_first(index, thread, begin), _launched_before(index, thread, idle)
-    if thread.process_id in index.cut_processes:
+    if thread.process_id in cut_processes(index.origin):
         layers.append(Layer(StallKind.OTHER, idle, _UNKNOWN))
     elif not index.has_fact(HOST_NOT_RECORDED, thread.process_id):
         layers.append(Layer(StallKind.OTHER, unseen, _UNKNOWN))
@@ -106,13 +106,13 @@ def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     marked = {
         "graph_opaque": opaque,
         "queued": queued,
-        "estimated": divided.estimated,
+        "estimated": estimated,
         "before_first": unseen,
         "launched_before": ahead,
         "pauses": pauses,
         "host_elsewhere": _host_elsewhere(index, thread, idle),
     }
-    return RankLayers("kernels", layers, divided.late, marked=marked)
+    return RankLayers("kernels", layers, late, marked=marked)
 
 
 def _before_first(index: TraceIndex, thread: StepThread, begin: Int64) -> TimeSet:
@@ -233,10 +233,8 @@ def bracket_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     streams = sorted({stream for x in seen for stream in x.links})
     links = {stream: TimeSet.united(*(x.link(stream) for x in seen)) for stream in streams}
     busy = {stream: view.busy_on(stream) for stream in streams}
-    divided = device_links.link_layers(
-        index, thread, {stream: time & every for stream, time in links.items()}, busy=busy
-    )
-    layers = divided.layers
+    exposed = {stream: time & every for stream, time in links.items()}
+    layers, late, estimated = device_links.link_layers(index, thread, exposed, busy=busy)
     layers.append(Layer(StallKind.INTERCONNECT, _of(seen, device_links.PEER) & every))
     layers.append(Layer(StallKind.H2D, _of(seen, device_links.COPY) & every))
     layers += _loading(index, thread, _of(seen, device_links.BATCH) & every)
@@ -285,9 +283,9 @@ def bracket_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
         "host_paced": host_paced,
         "graph_opaque": opaque,
         "queued": device_links.queued_time(index, view),
-        "estimated": divided.estimated,
+        "estimated": estimated,
     }
-    return RankLayers("brackets", layers, divided.late, marked=marked)
+    return RankLayers("brackets", layers, late, marked=marked)
 
 
 def _of(seen: list[device_links.Exposed], what: int) -> TimeSet:

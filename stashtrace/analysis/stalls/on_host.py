@@ -18,6 +18,7 @@ from stashtrace.analysis.stalls.rows_by_thread import (
     Layer,
     RankLayers,
     TraceIndex,
+    blocked_by_guess,
     kept_per_thread,
 )
 from stashtrace.analysis.steps.threads import StepThread
@@ -89,18 +90,13 @@ def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
         - on_device,
         TimeSet.of_rows(waits, held[~alien]) - busy - annotated - on_device,
         on_device,
-        compilation_time(index, thread),
+        time_of_spans(index, thread, SpanKind.COMPILE),
     )
 
 
 def _is_among(paths: npt.NDArray[np.int32], some: Int64) -> Bools:
     """Return the mask of the paths that are among some; most ranks have no file."""
     return np.isin(paths, some) if len(paths) and len(some) else np.zeros(len(paths), dtype=bool)
-
-
-def compilation_time(index: TraceIndex, thread: StepThread) -> TimeSet:
-    """Return when the step thread was inside torch.compile."""
-    return time_of_spans(index, thread, SpanKind.COMPILE)
 
 
 def time_of_spans(index: TraceIndex, thread: StepThread, *kinds: SpanKind) -> TimeSet:
@@ -130,7 +126,7 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     stood = standing_of(index, thread)
     layers.append(Layer(StallKind.CHECKPOINT, stood.saving))
     layers.append(Layer(StallKind.PYTHON, stood.compiling))
-    guessed = thread.process_id in index.blocked_by_guess
+    guessed = thread.process_id in blocked_by_guess(index.origin)
     layers.append(Layer(StallKind.FETCH, stood.reading, (StallKind.COMPUTE,) if guessed else ()))
     layers.append(Layer(StallKind.OTHER, stood.foreign | stood.local))
     layers.append(Layer(StallKind.COMPUTE, stood.on_device, (StallKind.H2D,)))  # its work was not recorded
@@ -204,9 +200,8 @@ def _outside_collectives(
     begin, until, position = collective_blocking.in_flight_heads(call, end)
     free = TimeSet.of(begin, until) - explained - works
     since, stop, head = free.pieces(begin, until)
-    row, no = rows[position[head]], np.zeros(len(head), dtype=bool)
-    link = index.in_flight.link[row]
-    blocked = collective_blocking.Blocked(since, stop, row, np.full(len(row), -1, dtype=np.int64), link, no, no, no)
+    row = rows[position[head]]
+    blocked = collective_blocking.Blocked.on(row, since, stop, index.in_flight.link[row])
     layers, late, _ = collective_blocking.collective_layers(index, blocked)
     all_operators = index.has_fact(OPERATORS_RECORDED, thread.process_id)
     unsure = (_PYTHON, _OTHER) if all_operators else (_COMPUTE, _PYTHON, _OTHER)

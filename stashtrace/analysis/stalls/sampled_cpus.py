@@ -121,12 +121,44 @@ def _grown_by_series(
 
 def last_values(trace: Trace, name: str) -> dict[tuple[int, int], float]:
     """Map (process, native id) to the last value of a cumulative counter."""
-    return {key: float(values[-1]) for key, values in counter_samples(trace, name)}
+    return {key: float(values[-1]) for key, _, values in timed_samples(trace, name)}
 
 
-def counter_samples(trace: Trace, name: str) -> Iterator[tuple[tuple[int, int], Floats]]:
-    for key, _, values in timed_samples(trace, name):
-        yield key, values
+class HostCounters:
+    """Counters of the hosts, each from the process of a host that sampled it most often."""
+
+    def __init__(self, trace: Trace) -> None:
+        processes = trace.processes
+        self._trace = trace
+        hosts = zip(processes["process_id"].tolist(), processes["host_code"].tolist(), strict=True)
+        self._host_of: dict[int, int] = dict(hosts)
+        self._longest: dict[str, dict[int, tuple[Int64, Floats]]] = {}
+
+    def host_of(self, process_id: int) -> int:
+        """Return the code of the host of a process, -1 if it is unknown."""
+        return self._host_of.get(process_id, -1)
+
+    def of_host(self, host: int, name: str) -> tuple[Int64, Floats] | None:
+        """Return moments and values of a counter; None if no process of the host sampled it twice."""
+        if name not in self._longest:
+            longest: dict[int, tuple[Int64, Floats]] = {}
+            for of, at, values in self.samples(name):
+                if len(at) > (len(longest[of][0]) if of in longest else 1):
+                    longest[of] = at, values
+            self._longest[name] = longest
+        return self._longest[name].get(host)
+
+    def samples(self, name: str) -> Iterator[tuple[int, Int64, Floats]]:
+        """Give the samples of a counter by each process, behind the host of that."""
+        for (process, _), at, values in timed_samples(self._trace, name):
+            yield self.host_of(process), at, values
+
+
+def growth_between(at: Int64, values: Floats | Int64, begin: Int64, end: Int64) -> Floats:
+    """Return the growth of a cumulative value over windows, linear between its readings."""
+    base = int(at[0])  # relative to the first reading, so floats hold durations
+    late, early = (np.interp(moments - base, at - base, values - values[0]) for moments in (end, begin))
+    return np.asarray(late - early)
 
 
 def timed_samples(trace: Trace, name: str) -> Iterator[tuple[tuple[int, int], Int64, Floats]]:

@@ -29,7 +29,7 @@ from stashtrace.analysis.steps.steps import step_at
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, Phase
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import PIPELINE_STAGE, Trace
+from stashtrace.schema.trace import PIPELINE_STAGE, Trace, facts_named
 
 #: One of two ranks sends, or computes, that many times more often than the other: they are no stages of one pipeline.
 UNEQUAL = 1.5
@@ -321,12 +321,6 @@ def _backwards(trace: Trace, steps: Table) -> dict[int, float]:
 
 def stated_numbers(trace: Trace, key: str) -> dict[int, int]:
     """Return a number that the metadata states for processes, by rank."""
-    facts, processes = trace.metadata, trace.processes
-    rank = dict(zip(processes["process_id"].tolist(), processes["rank"].tolist(), strict=True))
-    rows = np.flatnonzero(facts["key_code"] == trace.strings.find(key))
-    numbers = {}
-    for process, code in zip(facts["process_id"][rows].tolist(), facts["value_code"][rows].tolist(), strict=True):
-        text = trace.text(code)
-        if process in rank and text.isdecimal():
-            numbers[rank[process]] = int(text)
-    return numbers
+    rank = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
+    stated = facts_named(trace, key)
+    return {rank[process]: int(text) for process, text in stated if process in rank and text.isdecimal()}

@@ -20,7 +20,7 @@ from stashtrace.errors import MissingDataError
 from stashtrace.loading.peeks import newest_stack
 from stashtrace.record.peek.model import Progress, ThreadPeek, way_of_progress
 from stashtrace.schema.kinds import BatchPhase, CollectiveOp, IoFlag, IoOp, Phase, ProcessRole, SpanKind, WaitOp
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import Trace, facts_named
 
 #: Metadata key; the same in ``csrc/collectors/proc/proc_collector.cpp``.
 _FACT = "stands_in"
@@ -45,9 +45,8 @@ def place_since(trace: Trace, process: int, track: int, since_ns: int) -> str:
 
 def stands_in(trace: Trace, process: int) -> str:
     """Return the system call that the main thread of a process stood in when last looked at; empty if it ran."""
-    facts = trace.metadata
-    rows = (facts["process_id"] == process) & (facts["key_code"] == trace.strings.find(_FACT))
-    return trace.text(int(facts["value_code"][rows][-1])) if rows.any() else ""
+    calls = [call for owner, call in facts_named(trace, _FACT) if owner == process]
+    return calls[-1] if calls else ""
 
 
 def is_gone(trace: Trace, rank: int) -> bool:

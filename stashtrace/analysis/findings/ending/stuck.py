@@ -289,22 +289,13 @@ class _Waits:
             stuck = int(table["sequence"][self.pending[table["group_hash"][self.pending] == value]].min())
             near = table["sequence"][rows] > stuck - POLICY.near_operations_count
             rows = rows[near & ~self.messages[rows] & (table["op_code"][rows] != CollectiveOp.OTHER)]
-            each = GroupBy(table["sequence"][rows])
-            for sequence in each.values[each.min(table["op_code"][rows]) < each.max(table["op_code"][rows])].tolist():
-                return self._told_apart(group, rows[table["sequence"][rows] == sequence])
             typed = rows[(table["element_code"][rows] > 0) & self._undone(rows)]
-            types = GroupBy(table["sequence"][typed])
-            element = table["element_code"][typed]
-            for sequence in types.values[types.min(element) < types.max(element)].tolist() if len(types) else ():
-                return self._told_apart(group, typed[table["sequence"][typed] == sequence], by_type=True)
             one_size = rows[np.isin(table["op_code"][rows], _ONE_SIZE) & (table["message_bytes"][rows] > 0)]
             one_size = one_size[self._undone(one_size)]
-            sizes = GroupBy(table["sequence"][one_size])
-            if not len(sizes):
-                continue
-            differ = sizes.min(table["message_bytes"][one_size]) < sizes.max(table["message_bytes"][one_size])
-            for sequence in sizes.values[differ].tolist():
-                return self._told_apart(group, one_size[table["sequence"][one_size] == sequence], by_size=True)
+            for column, among in (("op_code", rows), ("element_code", typed), ("message_bytes", one_size)):
+                each, value = GroupBy(table["sequence"][among]), table[column][among]
+                for sequence in each.values[each.min(value) < each.max(value)].tolist():
+                    return self._told_apart(group, among[table["sequence"][among] == sequence], column)
         return None
 
     def _undone(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -316,15 +307,14 @@ class _Waits:
         sequence = self.table["sequence"][rows]
         return np.isin(sequence, sequence[undone])
 
-    def _told_apart(
-        self, group: _GroupCalls, rows: npt.NDArray[np.int64], *, by_size: bool = False, by_type: bool = False
-    ) -> Mismatch:
+    def _told_apart(self, group: _GroupCalls, rows: npt.NDArray[np.int64], column: str) -> Mismatch:
+        """Describe the ways in which members called an operation, apart by its name and the column that differs."""
         table = self.table
         ways: dict[tuple[str, int, int], list[int]] = {}
         for row in rows.tolist():
             name = CollectiveOp(int(table["op_code"][row])).name.lower()
-            size = int(table["message_bytes"][row]) if by_size else -1
-            element = int(table["element_code"][row]) if by_type else 0
+            size = int(table["message_bytes"][row]) if column == "message_bytes" else -1
+            element = int(table["element_code"][row]) if column == "element_code" else 0
             ways.setdefault((name, size, element), []).append(int(table["rank"][row]))
         listed = sorted(ways.items(), key=lambda way: (-len(way[1]), way[1]))
         calls = tuple((*way, tuple(sorted(ranks))) for way, ranks in listed)

@@ -16,7 +16,7 @@ from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.steps.threads import how_to_get_steps
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import IoOp
-from stashtrace.schema.trace import PROCESSES, Trace, run_facts
+from stashtrace.schema.trace import PROCESSES, Trace, facts_named, is_stated, run_facts
 
 #: Calls that move bytes; the others open, close and look up.
 _MOVING_OPS = (
@@ -29,7 +29,7 @@ def files_claims(trace: Trace) -> list[Claim]:
     """Return claims about the files of a run without steps: all I/O, and the files that took longest."""
     summed = trace.io_totals
     if not trace.io_rows_count and not len(summed):
-        if trace.strings.find("imported") in trace.metadata["key_code"].tolist():
+        if is_stated(trace, "imported"):
             return []  # the other tool may record no files
         return [claim("files", "no_files", "no file was read or written by the recorded processes")]
     looked_up = int(summed["other_ns"].sum())
@@ -68,8 +68,7 @@ def files_claims(trace: Trace) -> list[Claim]:
 
 def stated_processes(trace: Trace) -> int:
     """Return how many processes the files say the job had, 0 if they do not say; files of single processes add up."""
-    stated = trace.metadata["value_code"][trace.metadata["key_code"] == trace.strings.find(PROCESSES)]
-    return sum(int(text) for text in map(trace.text, stated.tolist()) if text.isdecimal())
+    return sum(int(text) for _, text in facts_named(trace, PROCESSES) if text.isdecimal())
 
 
 def without_steps(trace: Trace) -> Claim:
@@ -91,8 +90,7 @@ def without_steps(trace: Trace) -> Claim:
 
 def _isolating_option(trace: Trace) -> str | None:
     """Return the option that kept a Python of the job from loading the probes, None if there is none."""
-    rows = trace.metadata.rows()
-    for words in (trace.text(r["value_code"]).split() for r in rows if trace.text(r["key_code"]) == "argv"):
+    for words in (text.split() for _, text in facts_named(trace, "argv")):
         if not words or "python" not in words[0].rpartition("/")[2]:
             continue
         options = itertools.takewhile(lambda word: word.startswith("-") and word not in ("-c", "-m"), words[1:])

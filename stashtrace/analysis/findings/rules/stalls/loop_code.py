@@ -19,7 +19,7 @@ from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.stall_claims import step_words
 from stashtrace.analysis.intervals import TimeSet, window_at
 from stashtrace.analysis.stalls.budget import rank_layers
-from stashtrace.analysis.stalls.on_host import compilation_time
+from stashtrace.analysis.stalls.on_host import time_of_spans
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import host_steps, rank_and_steps
 from stashtrace.analysis.steps.threads import StepThread
@@ -41,12 +41,11 @@ def time_of_kind(trace: Trace, rank: int, steps: Table, kind: StallKind) -> tupl
 
 def code_in(trace: Trace, thread: StepThread, time: TimeSet, steps: Table, steps_count: int) -> list[Evidence]:
     """Return what is known of the code that a step thread ran in a time: compilations, annotations, garbage."""
-    compiling = compilation_time(TraceIndex(trace), thread)
+    index = TraceIndex(trace)
+    compiling = time_of_spans(index, thread, SpanKind.COMPILE)
     rows = _compilations_in(trace, thread, compiling & time, steps, time.total_ns)
     rows += annotations_in(trace, thread, time, steps, compiling)
-    spans = trace.spans
-    collecting = (spans["track_id"] == thread.track_id) & (spans["kind_code"] == SpanKind.GC)
-    collected = ((TimeSet.of_rows(spans, collecting) & time) - compiling).total_ns
+    collected = ((time_of_spans(index, thread, SpanKind.GC) & time) - compiling).total_ns
     if collected >= POLICY.part_ratio * time.total_ns:
         facts = Facts(rank=thread.rank, spent_ns=collected / max(steps_count, 1))
         part = collected / max(time.total_ns, 1)
