@@ -105,6 +105,15 @@ def _link(members: Int64, crosses: Int64, of_ranks: dict[int, tuple[int, int]]) 
     return MIXED if 1 < len(set(known)) < len(known) else ACROSS
 
 
+def peers_of(table: Table, rows: Int64, groups: dict[int, Group]) -> Int64:
+    """Return the rank that each of some rows of ``collectives`` names as its peer; -1 if that is none of its group."""
+    peer = np.full(len(rows), -1, dtype=np.int64)
+    for value, at in GroupBy(table["group_hash"][rows]).items():
+        members, place = groups[value].members, table["peer_rank"][rows[at]]
+        peer[at] = np.append(members, -1)[np.where((place >= 0) & (place < len(members)), place, -1)]
+    return peer
+
+
 def match(trace: Trace, device_error_ns: Int64 | None = None, *, by_devices: bool = False) -> Matched:
     """Match the rows of ``trace.collectives`` across ranks.
 

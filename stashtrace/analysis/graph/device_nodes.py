@@ -26,6 +26,7 @@ from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.batch_waits import batch_layers, batch_waits
 from stashtrace.analysis.stalls.on_host import time_of_spans
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
+from stashtrace.analysis.steps.steps import steps_on_host
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.analysis.steps.training_loop import update_windows
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
@@ -124,9 +125,7 @@ class _Rank:
 
     def __init__(self, index: TraceIndex, thread: StepThread, steps: Table, pieces: _Pieces, parts: Parts) -> None:
         self.index, self.thread, self.steps, self.pieces, self.parts = index, thread, steps, pieces, parts
-        on_host = index.host_steps
-        mine = (on_host["rank"] == thread.rank) & np.isin(on_host["step"], steps["step"])
-        self.host_steps = on_host.take(mine).sort_by("begin_ns")
+        self.host_steps = steps_on_host(index.origin, steps, thread.rank)
         self.launches_ns = np.unique(pieces.launch_ns[pieces.launch_ns >= 0])
 
     def add_host(self, origin_ns: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace.analysis.collectives.matching import group_table
+from stashtrace.analysis.collectives.matching import group_table, peers_of
 from stashtrace.analysis.graph.graph_parts import Parts
 from stashtrace.analysis.graph.work_graph import EdgeKind, Resource
 from stashtrace.analysis.intervals import NEVER, Bools, Int64, value_at
@@ -123,11 +123,7 @@ def _numbers(index: TraceIndex) -> tuple[Int64, Int64]:
     )
     if not len(rows):
         return queue, number
-    members = group_table(index.trace)
-    peer = np.full(len(rows), -1, dtype=np.int64)
-    for value, at in GroupBy(table["group_hash"][rows]).items():
-        ranks, place = members[value].members, table["peer_rank"][rows[at]]
-        peer[at] = np.append(ranks, -1)[np.minimum(place, len(ranks))]
+    peer = peers_of(table, rows, group_table(index.trace))
     sends, rank = table["op_code"][rows] == CollectiveOp.SEND, table["rank"][rows]
     source, target = np.where(sends, rank, peer), np.where(sends, peer, rank)
     directions = GroupBy(queue[rows], source, target)

@@ -15,7 +15,7 @@ from stashtrace.analysis.collectives.device_collectives import DeviceCollectives
 from stashtrace.analysis.collectives.matching import Matched, match, match_columns
 from stashtrace.analysis.collectives.shares import KEPT, NetworkCuts, network_cuts
 from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64, is_one_of, value_at
-from stashtrace.analysis.steps.steps import host_steps, steps
+from stashtrace.analysis.steps.steps import steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.groupby import GroupBy, RowsBy
@@ -248,11 +248,6 @@ class TraceIndex:
     def steps(self) -> Table:
         """Steps of all ranks."""
         return steps(self.origin)
-
-    @cached_property
-    def host_steps(self) -> Table:
-        """Steps of all ranks as the training loops ran through them, on their hosts' clocks."""
-        return host_steps(self.origin)
 
     @cached_property
     def steps_by_rank(self) -> RowsBy:

@@ -117,6 +117,12 @@ def host_steps(trace: Trace) -> Table:
     return known.replace(begin_ns=begin, end_ns=end, clock_code=np.zeros(len(known), dtype=np.int64))
 
 
+def steps_on_host(trace: Trace, steps: Table, rank: int) -> Table:
+    """Return those of some steps that a rank made, by the clock of its host, in order."""
+    host, wanted = host_steps(trace), steps["step"][steps["rank"] == rank]
+    return host.take((host["rank"] == rank) & np.isin(host["step"], wanted)).sort_by("begin_ns")
+
+
 @cached_on_trace
 def local_steps(trace: Trace) -> tuple[RankSteps, ...]:
     """Steps of each rank by its own rows alone, numbered from 0 on each unless they come with their numbers."""

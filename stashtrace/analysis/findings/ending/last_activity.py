@@ -24,6 +24,7 @@ from stashtrace.schema.trace import Trace, facts_named
 
 #: Metadata key; the same in ``csrc/collectors/proc/proc_collector.cpp``.
 _FACT = "stands_in"
+_TIMED_TABLES = ("phases", "batches", "collectives", "collective_waits", "waits", "spans", "io", "counters")
 _TIME_COLUMNS = ("end_ns", "ts_ns", "call_ns", "return_ns")
 
 
@@ -148,23 +149,11 @@ def ran_since(trace: Trace, process: int, track: int, since_ns: int) -> tuple[fl
     return (min(spent / window, 1.0), window) if window > 0 else None
 
 
-def newest_ns(trace: Trace, *, activity: bool = False, rank: int | None = None) -> int:
-    """Return the time of the newest row; with ``activity``, counters and samples do not count."""
-    newest = 0
-    tables = ["phases", "batches", "collectives", "collective_waits", "waits", "spans", "io"]
-    processes = trace.processes
-    mine = set(processes["process_id"][processes["rank"] == rank].tolist()) if rank is not None else None
-    of_mine = np.isin(trace.tracks["process_id"], sorted(mine or ()))
-    tracks = set(trace.tracks["track_id"][of_mine].tolist())
-    for name in tables if activity else [*tables, "counters"]:
-        table = trace.table(name)
-        if mine is not None and len(table):
-            key = "process_id" if "process_id" in table else "track_id"
-            table = table.take(np.isin(table[key], sorted(mine if key == "process_id" else tracks)))
-        for column in _TIME_COLUMNS:
-            if column in table and len(table):
-                newest = max(newest, int(table[column].max()))
-    return newest
+def newest_ns(trace: Trace) -> int:
+    """Return the time of the newest row."""
+    tables = [trace.table(name) for name in _TIMED_TABLES]
+    columns = (table[column] for table in tables for column in _TIME_COLUMNS if column in table)
+    return max(int(column.max(initial=0)) for column in columns)
 
 
 def still_works(trace: Trace, rank: int, since_ns: int) -> str:
