@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -148,21 +148,14 @@ def match(trace: Trace, device_error_ns: Int64 | None = None, *, by_devices: boo
     return Matched(end, last_enter, last_rank, partial, link, by_clock, ordered | ~by_clock)
 
 
+#: Columns of ``matched_collectives``, in the order of the fields of ``Matched``.
 _PARTS = ("resolved_end_ns", "last_enter_ns", "last_rank", "partial", "link", "by_clock", "ordered")
 
 
 def match_columns(matched: Matched, *, by_devices: bool) -> dict[str, npt.NDArray[np.generic]]:
     """Columns of ``matched_collectives`` that keep one half of a match."""
-    values = (
-        matched.end_ns,
-        matched.last_enter_ns,
-        matched.last_rank,
-        matched.partial,
-        matched.link,
-        matched.by_clock,
-        matched.ordered,
-    )
-    return {("device_" if by_devices else "") + name: value for name, value in zip(_PARTS, values, strict=True)}
+    prefix, values = "device_" if by_devices else "", (getattr(matched, field.name) for field in fields(Matched))
+    return {prefix + name: value for name, value in zip(_PARTS, values, strict=True)}
 
 
 def known_matches(known: Table, collectives: Table, by_devices: bool) -> Matched:

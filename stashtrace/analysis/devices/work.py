@@ -47,13 +47,7 @@ class DeviceRows:
 
     def time(self, *works: DeviceWork) -> TimeSet:
         """Return when work of any of these kinds ran."""
-        rows = self.rows[np.isin(self["work_code"], works)]
-        kernels = self.trace.kernels
-        return TimeSet.of_rows(kernels, rows)
-
-    def busy(self) -> TimeSet:
-        """Return when any work ran."""
-        return TimeSet.of(self["begin_ns"], self["end_ns"])
+        return TimeSet.of_rows(self.trace.kernels, self.rows[np.isin(self["work_code"], works)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.findings.rules.policy import POLICY
-from stashtrace.analysis.intervals import Int64, TimeSet, window_at
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, window_at
 from stashtrace.analysis.steps.epochs import waits_of_steps, workers_count
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, WaitOp
@@ -85,7 +84,7 @@ def _idle_workers(served: Table, taken: Table) -> tuple[int, ...]:
     return tuple(np.setdiff1d(passed[passed >= 0], taken["worker_id"]).tolist())
 
 
-def inside(moments: Int64, steps: Table, rank: int) -> npt.NDArray[np.bool_]:
+def inside(moments: Int64, steps: Table, rank: int) -> Bools:
     """Return which moments lie in the steps of a rank."""
     of_rank = steps.take(steps["rank"] == rank).sort_by("begin_ns")
     return np.asarray(window_at(moments, of_rank["begin_ns"], of_rank["end_ns"]) >= 0)
@@ -136,6 +135,5 @@ def _times_by_rows(trace: Trace, made: Table) -> dict[str, Int64]:
         for name, table, chosen in sources:
             mine = chosen & (table["track_id"] == track)
             if mine.any():
-                time = TimeSet.of(table["begin_ns"][mine], table["end_ns"][mine])
-                spent[name][rows] += time.within(made["begin_ns"][rows], made["end_ns"][rows])
+                spent[name][rows] += TimeSet.of_rows(table, mine).within(made["begin_ns"][rows], made["end_ns"][rows])
     return spent

@@ -12,7 +12,6 @@ from functools import partial
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.findings.blocked_calls import blocked_calls
 from stashtrace.analysis.findings.claim_rows import BUDGETS
@@ -20,7 +19,7 @@ from stashtrace.analysis.findings.over_time.step_changes import OVER_TIME, chang
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.trust import Trust, trust
 from stashtrace.analysis.findings.spikes.spikes import SPIKES, spikes_of
-from stashtrace.analysis.intervals import TimeSet
+from stashtrace.analysis.intervals import Bools, TimeSet
 from stashtrace.analysis.stalls.budget import bounds_of_groups
 from stashtrace.analysis.stalls.budget import stalls as find_stalls
 from stashtrace.analysis.stalls.hidden import AGREEMENT, HIDDEN, agreement, hidden
@@ -299,7 +298,7 @@ class _Known:
 _NOBODY = -2
 
 
-def _by_rank(table: Table, chosen: npt.NDArray[np.bool_] | None = None) -> Callable[[int], Table]:
+def _by_rank(table: Table, chosen: Bools | None = None) -> Callable[[int], Table]:
     """Return what gives the rows, or the chosen ones, of a rank in order."""
     rows = RowsBy(table["rank"] if chosen is None else np.where(chosen, table["rank"], _NOBODY))
     return lambda rank: table.take(rows.rows(rank))
@@ -321,7 +320,7 @@ def _rank_facts(known: _Known, rank: int, bounds: dict[str, tuple[int, int]]) ->
         low,
         high,
         float(sampled["cpu_contention_ns"].sum()) / max(int(sampled["wall_ns"].sum()), 1),
-        int(TimeSet.of(held["begin_ns"], held["end_ns"]).within(steps["begin_ns"], steps["end_ns"]).sum()),
+        int(TimeSet.of_rows(held).within(steps["begin_ns"], steps["end_ns"]).sum()),
         *_unseen(known.timed(rank), hidden_rows),
         host_timed=rank in known.on_device and bool((steps["clock_code"] == 0).all()),
         exact={frozenset(COLUMNS[name]): of_name for name, of_name in bounds.items()},
@@ -339,7 +338,7 @@ def _unseen(timed: Table, hidden: Table) -> tuple[int, int]:
     return opaque, int(hidden["wall_ns"][hidden["untimed_count"] > 0].sum())  # nothing is known of those steps
 
 
-def _waits_for_host_functions(trace: Trace) -> npt.NDArray[np.bool_]:
+def _waits_for_host_functions(trace: Trace) -> Bools:
     """Return the mask of brackets in which a compute stream waited for a function on the host."""
     brackets, streams = trace.device_brackets, trace.streams
     compute = streams["track_id"][(streams["stream_flags"] & StreamFlag.CARRIES_COMPUTE) != 0]

@@ -96,12 +96,6 @@ def add_batches(
     begin, end, process = (fetches[name][order] for name in ("begin_ns", "end_ns", "process_id"))
     same = np.concatenate([[False], process[1:] == process[:-1]])
     before = np.concatenate([[0], end[:-1]])
-    fetch_ns = np.zeros(len(order), dtype=np.int64)
-    for worker in np.unique(process).tolist():
-        io, rows = index.io, index.io_by_process.rows(worker)
-        storage = rows[io.is_storage[rows]]
-        mine = process == worker
-        fetch_ns[mine] = TimeSet.of(io.begin[storage], io.end[storage]).within(begin[mine], end[mine])
     batches = parts.add(
         len(order),
         rank=thread.rank,
@@ -110,7 +104,7 @@ def add_batches(
         process_id=process,
         begin_ns=begin,
         end_ns=end,
-        fetch_ns=fetch_ns,
+        fetch_ns=storage_ns(index, process, begin, end),
         row=order,
     )
     idle = _idle_before(index, process, before, begin, same)
@@ -139,6 +133,16 @@ def add_batches(
     for loader in loaders:
         _take(nodes, batches[loader.rows], loader, parts)
         _ask(nodes, batches[loader.rows], loader, idle[loader.rows], ~same[loader.rows], parts)
+
+
+def storage_ns(index: TraceIndex, process: Int64, begin_ns: Int64, end_ns: Int64) -> Int64:
+    """Return how long the process of each interval was blocked in storage within it; 0 for the process -1."""
+    blocked_ns = np.zeros(len(process), dtype=np.int64)
+    for number in np.unique(process[process >= 0]).tolist():
+        mine, io, rows = process == number, index.io, index.io_by_process.rows(number)
+        rows = rows[io.is_storage[rows]]
+        blocked_ns[mine] = TimeSet.of(io.begin[rows], io.end[rows]).within(begin_ns[mine], end_ns[mine])
+    return blocked_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +192,7 @@ def _idle_before(index: TraceIndex, process: Int64, before: Int64, begin: Int64,
         if not len(rows):  # its waits were not recorded: it was idle for as long as it made nothing
             idle[mine] = np.maximum(begin[mine] - before[mine], 0)
             continue
-        time = TimeSet.of(table["begin_ns"][rows], table["end_ns"][rows])
-        idle[mine] = time.within(np.minimum(before[mine], begin[mine]), begin[mine])
+        idle[mine] = TimeSet.of_rows(table, rows).within(np.minimum(before[mine], begin[mine]), begin[mine])
     return idle
 
 

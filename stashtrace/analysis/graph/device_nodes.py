@@ -174,7 +174,7 @@ class _Rank:
         """When the host was inside calls that allocate, free or synchronise, whether or not they waited."""
         calls, rows = self.index.trace.device_calls, self.index.device_calls.rows(self.thread.process_id)
         rows = rows[np.isin(calls["call_code"][rows], BLOCKING_CALLS)]
-        return TimeSet.of(calls["begin_ns"][rows], calls["end_ns"][rows])
+        return TimeSet.of_rows(calls, rows)
 
     @cached_property
     def _device_waits(self) -> _DeviceWaits:

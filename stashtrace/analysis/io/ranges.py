@@ -103,8 +103,6 @@ class FileReads:
     distinct_bytes: Int64
     #: Bytes of the reads if each rank had read each of its bytes once in each of its passes over the data.
     needed_bytes: Int64
-    #: Largest number of passes of a rank.
-    passes_count: Int64
 
 
 def file_reads(trace: Trace) -> FileReads:
@@ -149,7 +147,7 @@ def file_reads(trace: Trace) -> FileReads:
     all_distinct[paths] = total
     needed = np.minimum(read_bytes.astype(np.float64), distinct.astype(np.float64) * times).astype(np.int64)
     by_path = GroupBy.numbered(key % count, count)
-    return FileReads(by_path.sum(read_bytes), all_distinct, by_path.sum(needed), by_path.max(times, empty=0))
+    return FileReads(by_path.sum(read_bytes), all_distinct, by_path.sum(needed))
 
 
 _NONE: Int64 = np.empty(0, dtype=np.int64)

@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace._native import intervals
-from stashtrace.analysis.intervals import Int64, TimeSet, int64, is_one_of, window_at
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64, is_one_of, window_at
 from stashtrace.analysis.lines.thread_places import ThreadPlaces
 from stashtrace.analysis.lines.user_frames import Places, places
 from stashtrace.analysis.stalls.batch_waits import blocked_in_storage
@@ -75,7 +74,7 @@ class PlaceTimes:
     window_step_kind: Int64
 
 
-def is_of_others(times: PlaceTimes, rank: Int64, kind: Int64) -> npt.NDArray[np.bool_]:
+def is_of_others(times: PlaceTimes, rank: Int64, kind: Int64) -> Bools:
     """Return which times of step threads are waits for what others do: other ranks, the link, workers of their rank.
 
     Rank -1, all together, has workers if any rank has.

@@ -64,14 +64,11 @@ def stacks(trace: Trace, *, threads: Literal["step", "all"] = "step") -> Table:
         if track not in wanted:
             continue
         part = table.take(at)
-        whole_ns = TimeSet.of(part["begin_ns"], part["end_ns"]).total_ns
+        whole_ns = TimeSet.of_rows(part).total_ns
         lengths = part["end_ns"] - part["begin_ns"]
         alone = lengths - _inner_ns(part)
         for name, same in GroupBy(part["name_code"]).items():
-            self_ns, total_ns = (
-                int(alone[same].sum()),
-                TimeSet.of(part["begin_ns"][same], part["end_ns"][same]).total_ns,
-            )
+            self_ns, total_ns = int(alone[same].sum()), TimeSet.of_rows(part, same).total_ns
             line = int(part["line"][same[lengths[same].argmax()]])
             rank = rank_of.get(process_of[track], -1)
             rows.append((rank, track, name, line, self_ns, self_ns / whole_ns, total_ns, total_ns / whole_ns))

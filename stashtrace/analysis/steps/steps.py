@@ -86,10 +86,8 @@ def step_at(table: Table, rank: Int64, at_ns: Int64) -> Int64:
 
 def step_at_any(trace: Trace, rank: Int64, at_ns: Int64) -> Int64:
     """Step of each rank at a moment; -1 outside, and for all of them where no training loop was recorded."""
-    try:
-        return step_at(steps(trace), rank, at_ns)
-    except MissingDataError:
-        return np.full(len(rank), -1, dtype=np.int64)
+    table = steps_if_any(trace)
+    return np.full(len(rank), -1, dtype=np.int64) if table is None else step_at(table, rank, at_ns)
 
 
 def in_steps(rows: Table, steps: Table) -> Bools:

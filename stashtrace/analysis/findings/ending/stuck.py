@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.findings.ending.policy import POLICY
+from stashtrace.analysis.intervals import Bools, Int64
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveOp
 from stashtrace.schema.trace import Trace
@@ -92,7 +92,7 @@ class _GroupCalls:
 
     name: str
     members: tuple[int, ...]
-    rows: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict)
+    rows: dict[int, Int64] = field(default_factory=dict)
     first: dict[int, int] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)
 
@@ -127,7 +127,7 @@ class _Waits:
             self.open[rank] = rows[order].tolist()
         self.between = self._messages_between()
 
-    def _pending(self) -> npt.NDArray[np.int64]:
+    def _pending(self) -> Int64:
         """Return the rows without an end, and those whose operation not all members have entered."""
         table = self.table
         unseen = (table["end_ns"] < 0) & (table["device_end_ns"] < 0) & (table["return_ns"] < 0)
@@ -298,7 +298,7 @@ class _Waits:
                     return self._told_apart(group, among[table["sequence"][among] == sequence], column)
         return None
 
-    def _undone(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def _undone(self, rows: Int64) -> Bools:
         """Return which rows are of an operation of their group that has not ended, or failed, on one of these ranks.
 
         A member that a backend ended at once leaves the others with an end of theirs.
@@ -307,7 +307,7 @@ class _Waits:
         sequence = self.table["sequence"][rows]
         return np.isin(sequence, sequence[undone])
 
-    def _told_apart(self, group: _GroupCalls, rows: npt.NDArray[np.int64], column: str) -> Mismatch:
+    def _told_apart(self, group: _GroupCalls, rows: Int64, column: str) -> Mismatch:
         """Describe the ways in which members called an operation, apart by its name and the column that differs."""
         table = self.table
         ways: dict[tuple[str, int, int], list[int]] = {}

@@ -9,13 +9,12 @@ import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.devices.device_identity import counted_gpu
 from stashtrace.analysis.findings.spikes.policy import POLICY
 from stashtrace.analysis.findings.spikes.slow_steps import SlowStep, slow_steps_of, step_times
 from stashtrace.analysis.findings.spikes.ways import NOTHING, Cause, Way, most_of, ways
-from stashtrace.analysis.intervals import Int64, TimeSet, window_at
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, window_at
 from stashtrace.analysis.stalls.budget import stalls as find_stalls
 from stashtrace.analysis.stalls.hidden import hidden as find_hidden
 from stashtrace.analysis.stalls.sampled_cpus import HostCounters, growth_between
@@ -203,7 +202,7 @@ def _worker(trace: Trace, counted: Table, step: SlowStep) -> int:
 
 
 def _figures(
-    trace: Trace, counted: Table, hidden: Table, found: Sequence[SlowStep], slow: npt.NDArray[np.int64]
+    trace: Trace, counted: Table, hidden: Table, found: Sequence[SlowStep], slow: Int64
 ) -> list[dict[str, tuple[float, float]]]:
     """Return the figures of the host in each slow step, and what they usually are in steps of its kind on that rank.
 
@@ -293,8 +292,7 @@ class _Figures:
         """Return when a rank's loaders began again: workers that ended, and waits for first batches."""
         batches = self._trace.batches.take(self._trace.batches["rank"] == rank)
         waits = (batches["phase_code"] == BatchPhase.WAIT) & (batches["batch_index"] <= 0)
-        between = batches.take(waits | (batches["phase_code"] == BatchPhase.WORKERS_END))
-        return TimeSet.of(between["begin_ns"], between["end_ns"])
+        return TimeSet.of_rows(batches, waits | (batches["phase_code"] == BatchPhase.WORKERS_END))
 
     def _growth_ratio(self, host: int, name: str, begin: Int64, end: Int64) -> Floats:
         """Return by how much a counter of time grows, as a part of the length of each window."""
@@ -324,7 +322,7 @@ class _Figures:
         return np.min(clocks, axis=0) if clocks else np.full(len(begin), -1.0)
 
 
-def _covered(at: Int64, begin: Int64, end: Int64) -> npt.NDArray[np.bool_]:
+def _covered(at: Int64, begin: Int64, end: Int64) -> Bools:
     """Return which windows lie between samples."""
     return np.asarray((begin >= at[0]) & (end <= at[-1]))
 

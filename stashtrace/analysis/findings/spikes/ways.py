@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.findings.spikes.policy import POLICY
-from stashtrace.analysis.intervals import Int64, TimeSet, window_at
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, window_at
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.cpu_waits import cpu_waits_by_step, handoffs
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
@@ -23,7 +22,6 @@ from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-Bools = npt.NDArray[np.bool_]
 #: A wait for a CPU, among waits.
 _CPU = "cpu"
 Cause = tuple[str, str, float]

@@ -166,7 +166,7 @@ def _slow_file(trace: Trace, making: Making, fetch_ns: int, on: str) -> Evidence
     rows = []
     for process in np.unique(made["process_id"]).tolist():
         of_process = made["process_id"] == process
-        time = TimeSet.of(made["begin_ns"][of_process], made["end_ns"][of_process])
+        time = TimeSet.of_rows(made, of_process)
         calls = np.flatnonzero(wanted & np.isin(io["track_id"], tracks["track_id"][tracks["process_id"] == process]))
         rows.append(calls[time.within(io["begin_ns"][calls], io["end_ns"][calls]) > 0])
     blocked: Table = io.take(np.concatenate(rows)) if rows else io.take(np.zeros(0, dtype=np.int64))

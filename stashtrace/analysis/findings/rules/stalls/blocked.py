@@ -73,11 +73,9 @@ def blocked_claims(run: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
 def _claim(run: RunFacts, hit: Sequence[RankFacts]) -> Claim:
     worst, base = hit[0], stall_claim(hit, "other", COLUMNS["other"])
     blocked_ns = worst.kinds.get("other", 0)
-    call = max(worst.blocked_ns, key=worst.blocked_ns.__getitem__, default="")
-    calls_ns = worst.blocked_ns.get(call, 0)
-    most = calls_ns > POLICY.mostly_ratio * blocked_ns
-    cause = call if calls_ns >= (1 - POLICY.exact_ratio) * blocked_ns else f"{call}_partly"
-    if call in KNOWN_CALLS and most:
+    call = main_call(worst)
+    cause = call if worst.blocked_ns.get(call, 0) >= (1 - POLICY.exact_ratio) * blocked_ns else f"{call}_partly"
+    if call in KNOWN_CALLS:
         return _in_call(run, worst, base, call, cause)
     unseen = _unseen(run, worst, base)
     if unseen is not None:
@@ -88,7 +86,7 @@ def _claim(run: RunFacts, hit: Sequence[RankFacts]) -> Claim:
     high = base.stall_ns + worst.contention_ratio * worst.step_ns
     base = replace(base, high_ns=max(base.high_ns, high))
     base = replace(base, confidence=confidence(base.stall_ns, base.low_ns, base.high_ns))
-    if most:
+    if call:
         return _in_call(run, worst, base, call, cause)
     said = "{who} {who:is|are} blocked {lost} with no known cause"
     short = "{who} {who:is|are} blocked {share} {of_step} with no known cause"
