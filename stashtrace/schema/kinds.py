@@ -116,6 +116,14 @@ class IoFlag(enum.IntFlag):
     STAGED = 256
 
 
+#: Calls that open a file, that read from one, and that write to one.
+OPENS = (IoOp.OPEN, IoOp.FOPEN)
+READS = (IoOp.READ, IoOp.PREAD, IoOp.READV, IoOp.PREADV, IoOp.FREAD, IoOp.SENDFILE)
+WRITES = (IoOp.WRITE, IoOp.PWRITE, IoOp.WRITEV, IoOp.PWRITEV, IoOp.FWRITE)
+#: Flags of calls on what is no file.
+NOT_FILES = int(IoFlag.SOCKET | IoFlag.PIPE)
+
+
 class WaitOp(Code):
     """Which blocking call."""
 

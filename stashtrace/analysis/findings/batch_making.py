@@ -16,7 +16,7 @@ from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.intervals import Bools, Int64, TimeSet, window_at
 from stashtrace.analysis.steps.epochs import waits_of_steps, workers_count
 from stashtrace.schema.groupby import GroupBy, RowsBy
-from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, WaitOp
+from stashtrace.schema.kinds import NOT_FILES, BatchPhase, IoFlag, IoOp, WaitOp
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -114,7 +114,7 @@ def _times_by_rows(trace: Trace, made: Table) -> dict[str, Int64]:
     """Return the time of each batch by rows of I/O and waits of its thread: storage, network, asleep, blocked."""
     io, waits = trace.notable_io, trace.waits
     flags, op = io["io_flags"], io["op_code"]
-    piped = (flags & (IoFlag.SOCKET | IoFlag.PIPE)) != 0
+    piped = (flags & NOT_FILES) != 0
     socket = ((flags & IoFlag.SOCKET) != 0) & (op == IoOp.RECV)
     stored = ((flags & (IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)) != 0) & ~piped
     pipe = piped & ~socket & ((flags & IoFlag.BLOCKED) != 0)

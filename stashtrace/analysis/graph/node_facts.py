@@ -9,29 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.graph.batch_nodes import own_fetches, worker_starts
-from stashtrace.analysis.graph.work_graph import Facts, Resource
+from stashtrace.analysis.graph.work_graph import Facts, Graph, Resource
 from stashtrace.analysis.intervals import Bools, Floats, Int64, int64, window_at
 from stashtrace.analysis.stalls.cpu_waits import Handoffs, handoffs
 from stashtrace.analysis.stalls.on_host import outer_phase_rows, time_of_spans
-from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import IO_WAITED, READ_OPS, TraceIndex
 from stashtrace.analysis.stalls.sampled_cpus import host_cpus
 from stashtrace.analysis.steps.epochs import LoaderSamples, recorded_samples, serves, step_samples
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import GroupBy, RowsBy
-from stashtrace.schema.kinds import BatchPhase, SpanKind, StallKind
+from stashtrace.schema.kinds import NOT_FILES, BatchPhase, IoFlag, SpanKind, StallKind
 from stashtrace.schema.table import Table
-
-if TYPE_CHECKING:
-    from stashtrace.analysis.graph.work_graph import Graph
-
-from stashtrace.analysis.stalls.rows_by_thread import IO_WAITED, READ_OPS
-from stashtrace.schema.kinds import IoFlag
 
 #: Backends whose all-reduce is a ring for any size of the group.
 _RINGS = ("gloo",)
@@ -296,7 +289,6 @@ _QUICK_RATIO, _SLOW_RATIO = 0.1, 0.75
 _OCTAVES = 1
 #: At most this many calls of a run are examined.
 _MOST_ROWS = 8_000_000
-_NOT_FILES = int(IoFlag.SOCKET | IoFlag.PIPE | IoFlag.DIRECT)
 
 
 def memory_bounds_ns(index: TraceIndex, process: Int64, begin: Int64, end: Int64) -> tuple[Floats, Floats]:
@@ -349,7 +341,7 @@ def _quiet_reads(index: TraceIndex, octaves: Int64, tracks: npt.NDArray[np.int32
     looked = 0
     for piece in index.trace.io_pieces():
         read = np.isin(piece["op_code"], READ_OPS) & (piece["result_bytes"] > 0)
-        rows = np.flatnonzero(read & ((piece["io_flags"] & (IO_WAITED | _NOT_FILES)) == 0))
+        rows = np.flatnonzero(read & ((piece["io_flags"] & (IO_WAITED | NOT_FILES | int(IoFlag.DIRECT))) == 0))
         octave = _octave(piece["result_bytes"][rows])
         similar = (octave >= octaves[0] - _OCTAVES) & (octave <= octaves[-1] + _OCTAVES)
         rows, octave = rows[similar], octave[similar]

@@ -12,19 +12,15 @@ import numpy.typing as npt
 from stashtrace.analysis.intervals import Bools, Int64
 from stashtrace.analysis.stalls.rows_by_thread import process_of_track
 from stashtrace.schema.groupby import GroupBy, order_by
-from stashtrace.schema.kinds import IoFlag, IoOp
+from stashtrace.schema.kinds import NOT_FILES, OPENS, READS, WRITES, IoFlag, IoOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
 Codes = npt.NDArray[np.int8]
-OPENS = (IoOp.OPEN, IoOp.FOPEN)
-READS = (IoOp.READ, IoOp.PREAD, IoOp.READV, IoOp.PREADV, IoOp.FREAD, IoOp.SENDFILE)
-WRITES = (IoOp.WRITE, IoOp.PWRITE, IoOp.WRITEV, IoOp.PWRITEV, IoOp.FWRITE)
 #: Calls whose time Darshan counts as writing, and as metadata; it does not count others (unlink, mkdir, ...).
 _FLUSHES = (IoOp.FSYNC, IoOp.FFLUSH)
 _METADATA = (*OPENS, IoOp.CLOSE, IoOp.FCLOSE, IoOp.LSEEK, IoOp.FSEEK, IoOp.STAT, IoOp.MMAP, IoOp.RENAME)
 OTHER, READING, WRITING, METADATA = range(4)
-NOT_FILES = int(IoFlag.SOCKET | IoFlag.PIPE)
 
 
 def _of_ops(values: dict[int, tuple[IoOp, ...]]) -> Codes:

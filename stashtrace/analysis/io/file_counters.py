@@ -14,7 +14,6 @@ import numpy.typing as npt
 from stashtrace.analysis.intervals import Bools, Int64
 from stashtrace.analysis.io.calls import (
     METADATA,
-    OPENS,
     READING,
     WRITING,
     Followed,
@@ -27,6 +26,7 @@ from stashtrace.analysis.io.calls import (
 from stashtrace.analysis.stalls.rows_by_thread import IO_WAITED
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy, order_by
+from stashtrace.schema.kinds import OPENS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 

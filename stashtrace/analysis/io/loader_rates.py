@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.intervals import Bools, Floats, Int64, TimeSet, int64, window_at
-from stashtrace.analysis.io.calls import NOT_FILES, OPENS, READS
 from stashtrace.analysis.io.data_files import data_files
 from stashtrace.analysis.io.ranges import DistinctBytes, batch_of, loader_passes
 from stashtrace.analysis.registry import analyze
@@ -23,7 +22,7 @@ from stashtrace.analysis.steps.epochs import workers_count
 from stashtrace.errors import MissingDataError
 from stashtrace.schema import columns as col
 from stashtrace.schema.groupby import GroupBy, order_by
-from stashtrace.schema.kinds import BatchPhase
+from stashtrace.schema.kinds import NOT_FILES, OPENS, READS, BatchPhase
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

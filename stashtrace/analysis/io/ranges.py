@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
-from stashtrace.analysis.io.calls import NOT_FILES, OPENS, READING, moves, process_pieces
+from stashtrace.analysis.io.calls import READING, moves, process_pieces
 from stashtrace.analysis.io.data_files import data_files
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import BatchPhase
+from stashtrace.schema.kinds import NOT_FILES, OPENS, BatchPhase
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stashtrace.analysis.io.calls import NOT_FILES, READING, moves, process_pieces
+from stashtrace.analysis.io.calls import READING, moves, process_pieces
 from stashtrace.analysis.stalls.sampled_cpus import last_values
-from stashtrace.schema.kinds import IoFlag, IoOp
+from stashtrace.schema.kinds import NOT_FILES, IoFlag, IoOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace, facts_named
 from stashtrace.text.units import bytes_text

@@ -93,7 +93,7 @@ def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
         layers.append(Layer(StallKind.OTHER, unseen, _UNKNOWN))
         layers.append(Layer(StallKind.OTHER, ahead))
         layers.append(Layer(StallKind.SYNC, _in_blocking_calls(index, thread, idle)))
-        layers.append(Layer(StallKind.OTHER, stood.foreign | stood.local))
+        layers.append(Layer(StallKind.OTHER, stood.blocked))
         layers.append(Layer(StallKind.LAUNCH, _launch_unknown(index, thread, idle), (StallKind.OTHER,)))
         layers.append(Layer(StallKind.LAUNCH, idle))
     else:
@@ -219,6 +219,14 @@ _KINDS_OF: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[StallKind, ...]],
     ((Bracket.HOST_FUNCTION,), (), (StallKind.OTHER,)),
     ((Bracket.STREAM_WAIT,), (Awaited.HOST_FUNCTION,), (StallKind.OTHER,)),
 )
+#: What a compute stream was exposed to -> kinds of the stall that it then was.
+_KINDS_OF_EXPOSED: dict[int, tuple[StallKind, ...]] = {
+    device_links.LINK: device_links.LINK_KINDS,
+    device_links.PEER: device_links.LINK_KINDS[2:],
+    device_links.COPY: (StallKind.H2D,),
+    device_links.BATCH: _LOADING,
+    device_links.HOST: (StallKind.OTHER,),
+}
 _Doubtful = tuple[TimeSet, tuple[StallKind, ...]]
 #: Calls that return when their stream has no work left.
 _DRAINS_STREAM = (DeviceCall.STREAM_SYNCHRONIZE, DeviceCall.COPY)
@@ -245,19 +253,9 @@ def bracket_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     thinned: list[_Doubtful] = [(view.unobserved(codes, awaited), kinds) for codes, awaited, kinds in _KINDS_OF]
     all_or_one = every | (view.working - TimeSet.united(*(time for time, _ in thinned)))
     any_link = TimeSet.united(*links.values())
-    partly: list[_Doubtful] = [
-        (any_link - all_or_one, device_links.LINK_KINDS),
-        (_of(seen, device_links.PEER) - all_or_one, device_links.LINK_KINDS[2:]),
-        (_of(seen, device_links.COPY) - all_or_one, (StallKind.H2D,)),
-        (_of(seen, device_links.BATCH) - all_or_one, _LOADING),
-        (_of(seen, device_links.HOST) - all_or_one, (StallKind.OTHER,)),
-    ]
-    unsure: list[_Doubtful] = [
-        (_unsure(seen, device_links.LINK), device_links.LINK_KINDS),
-        (_unsure(seen, device_links.PEER), device_links.LINK_KINDS[2:]),
-        (_unsure(seen, device_links.COPY), (StallKind.H2D,)),
-        (_unsure(seen, device_links.HOST), (StallKind.OTHER,)),
-    ]
+    waited = {**{what: _of(seen, what) for what in _KINDS_OF_EXPOSED}, device_links.LINK: any_link}
+    partly: list[_Doubtful] = [(waited[what] - all_or_one, kinds) for what, kinds in _KINDS_OF_EXPOSED.items()]
+    unsure: list[_Doubtful] = [(_unsure(seen, what), kinds) for what, kinds in _KINDS_OF_EXPOSED.items()]
     layers += _doubtful(partly + unsure + thinned)
     opaque = _of(seen, device_links.GRAPH) - stalled
     has_collectives = len(index.collectives.rows(thread.process_id)) > 0
@@ -272,7 +270,7 @@ def bracket_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     ending = index.workers_end(thread.track_id) & idle
     layers.append(Layer(StallKind.HANDOFF, ending & drained))
     layers.append(Layer(StallKind.HANDOFF, ending, (_COMPUTE,)))
-    still = (stood.foreign | stood.local) & idle
+    still = stood.blocked & idle
     layers.append(Layer(StallKind.SYNC, still & drained, (_COMPUTE,)))
     layers.append(Layer(StallKind.OTHER, still, (_COMPUTE,)))
     layers.append(Layer(_COMPUTE, drained & idle, (StallKind.SYNC,)))

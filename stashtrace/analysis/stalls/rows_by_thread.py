@@ -19,27 +19,15 @@ from stashtrace.analysis.steps.steps import steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.groupby import GroupBy, RowsBy
-from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, Phase, ProcessRole, StallKind
+from stashtrace.schema.kinds import NOT_FILES, OPENS, READS, BatchPhase, IoFlag, IoOp, Phase, ProcessRole, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import FILE_CUT, Trace, cached_on_trace, facts_named
 
 Result = TypeVar("Result")
 
-READ_OPS = (
-    IoOp.READ,
-    IoOp.PREAD,
-    IoOp.READV,
-    IoOp.PREADV,
-    IoOp.FREAD,
-    IoOp.OPEN,
-    IoOp.FOPEN,
-    IoOp.STAT,
-    IoOp.READDIR,
-    IoOp.MMAP,
-    IoOp.SENDFILE,
-)
+#: Calls that may wait for what storage holds.
+READ_OPS = (*READS, *OPENS, IoOp.STAT, IoOp.READDIR, IoOp.MMAP)
 IO_WAITED = int(IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)
-_NOT_STORAGE = int(IoFlag.SOCKET | IoFlag.PIPE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +337,7 @@ class TraceIndex:
             table = table.take(chosen)
             flags, op = table["io_flags"], table["op_code"]
         blocked = (flags & IO_WAITED) != 0
-        storage = blocked & ((flags & _NOT_STORAGE) == 0) & (op != IoOp.RECV) & (op != IoOp.SEND) & (op != IoOp.CONNECT)
+        storage = blocked & ((flags & NOT_FILES) == 0) & (op != IoOp.RECV) & (op != IoOp.SEND) & (op != IoOp.CONNECT)
         return IoRows(
             begin=table["begin_ns"],
             end=table["end_ns"],
@@ -361,7 +349,7 @@ class TraceIndex:
             is_receive=(op == IoOp.RECV) | (op == IoOp.CONNECT),
             is_blocked=blocked,
             flags=flags,
-            is_open=np.isin(op, (IoOp.OPEN, IoOp.FOPEN)),
+            is_open=np.isin(op, OPENS),
         )
 
     def reads_by_guess(self, process: int) -> TimeSet:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace.analysis.intervals import Floats, Int64, int64
+from stashtrace.analysis.intervals import Bools, Floats, Int64, int64
 from stashtrace.analysis.steps.steps import counted_steps, host_steps, is_counted, steps_if_any
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
@@ -138,15 +138,13 @@ def step_kinds(trace: Trace, *, warmup: bool = False) -> Table:
     return Table.from_rows(STEP_KINDS, rows).sort_by("rank")
 
 
-def _counted_rows(table: Table, warmup: bool) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _counted_rows(table: Table, warmup: bool) -> Bools:
     """Return a mask of the rows of one kind that count; at least one per rank."""
     counted, ranks = is_counted(table, warmup=warmup), GroupBy(table["rank"])
     return np.asarray(counted | (ranks.count(counted) == 0)[ranks.number])
 
 
-def _row(
-    rank: int, kind: str, table: Table, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]], total: int, rollout: Int64
-) -> tuple[object, ...]:
+def _row(rank: int, kind: str, table: Table, chosen: Bools, total: int, rollout: Int64) -> tuple[object, ...]:
     lengths = step_lengths(table.take(chosen))
     steps_count = len(np.unique(table["step"][chosen]))
     return (

@@ -26,7 +26,7 @@ from stashtrace.analysis.stalls.rows_by_thread import READ_OPS, TraceIndex, kept
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.analysis.stragglers.causes import CAUSES, COMPUTE, LAUNCH, PYTHON, RankTimes
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import NAMED_SPANS, BatchPhase, DeviceWork, IoFlag, IoOp, Phase, SpanKind, WaitOp
+from stashtrace.schema.kinds import NAMED_SPANS, NOT_FILES, BatchPhase, DeviceWork, IoOp, Phase, SpanKind, WaitOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -262,7 +262,6 @@ def _longest(key: np.ndarray, spent: Int64) -> tuple[int, int]:
     return best, sums.get(best, -1)
 
 
-_NOT_FILES = int(IoFlag.SOCKET | IoFlag.PIPE)
 #: Ends of the names of files that SQLite keeps next to a database.
 _JOURNALS = ("journal", "wal", "shm")
 
@@ -307,7 +306,7 @@ def file_calls(index: TraceIndex, thread: StepThread) -> FileCalls:
     parts: list[list[Int64]] = [[int64([]) for _ in names]]
     for table in _pieces(index.trace, thread):
         part = table.take(np.arange(*rows_of(table["track_id"], thread.track_id).indices(len(table))))
-        named = (part["io_flags"] & _NOT_FILES) == 0
+        named = (part["io_flags"] & NOT_FILES) == 0
         named &= (part["path_code"] != index.trace.strings.find("")) & (part["end_ns"] > part["begin_ns"])
         parts.append([int64(part[name][named]) for name in names])
     begin, end, path, op = (int64(np.concatenate(column)) for column in zip(*parts, strict=True))

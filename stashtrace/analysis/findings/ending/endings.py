@@ -74,8 +74,6 @@ def endings(trace: Trace) -> Table:
         If no process was recorded.
     """
     processes = trace.processes
-    if not len(processes):
-        raise MissingDataError("no process was recorded", hint="record a job with `stashtrace run -- COMMAND`")
     found: dict[tuple[int, int], dict[str, Any]] = {}
     for row in killed(trace).rows():
         found[row["process_id"], row["pid"]] = {**_UNKNOWN, **row, "at_ns": row["end_ns"]}

@@ -19,7 +19,7 @@ from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.errors import MissingDataError
 from stashtrace.loading.peeks import newest_stack
 from stashtrace.record.peek.model import Progress, ThreadPeek, way_of_progress
-from stashtrace.schema.kinds import BatchPhase, CollectiveOp, IoFlag, IoOp, Phase, ProcessRole, SpanKind, WaitOp
+from stashtrace.schema.kinds import NOT_FILES, BatchPhase, CollectiveOp, IoOp, Phase, ProcessRole, SpanKind, WaitOp
 from stashtrace.schema.trace import Trace, facts_named
 
 #: Metadata key; the same in ``csrc/collectors/proc/proc_collector.cpp``.
@@ -186,7 +186,7 @@ def last_work_ns(trace: Trace, track: int) -> int:
         table = trace.table(name)
         last = max(last, int(table["end_ns"][table["track_id"] == track].max(initial=-1)))
     for io in trace.io_pieces():
-        work = (io["track_id"] == track) & ((io["io_flags"] & (IoFlag.SOCKET | IoFlag.PIPE)) == 0)
+        work = (io["track_id"] == track) & ((io["io_flags"] & NOT_FILES) == 0)
         last = max(last, int(io["end_ns"][work].max(initial=-1)))
     return last
 

@@ -15,14 +15,11 @@ from stashtrace.analysis.findings.claim_rows import Claim, Facts, claim, fact
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.steps.threads import how_to_get_steps
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import IoOp
+from stashtrace.schema.kinds import READS, WRITES, IoOp
 from stashtrace.schema.trace import PROCESSES, Trace, facts_named, is_stated, run_facts
 
 #: Calls that move bytes; the others open, close and look up.
-_MOVING_OPS = (
-    *(IoOp.READ, IoOp.WRITE, IoOp.PREAD, IoOp.PWRITE, IoOp.READV, IoOp.WRITEV, IoOp.PREADV, IoOp.PWRITEV),
-    *(IoOp.FREAD, IoOp.FWRITE, IoOp.SENDFILE, IoOp.RECV, IoOp.SEND, IoOp.FSYNC, IoOp.FFLUSH, IoOp.MSYNC),
-)
+_MOVING_OPS = (*READS, *WRITES, IoOp.RECV, IoOp.SEND, IoOp.FSYNC, IoOp.FFLUSH, IoOp.MSYNC)
 
 
 def files_claims(trace: Trace) -> list[Claim]:
