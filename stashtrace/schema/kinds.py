@@ -116,14 +116,6 @@ class IoFlag(enum.IntFlag):
     STAGED = 256
 
 
-#: Calls that open a file, that read from one, and that write to one.
-OPENS = (IoOp.OPEN, IoOp.FOPEN)
-READS = (IoOp.READ, IoOp.PREAD, IoOp.READV, IoOp.PREADV, IoOp.FREAD, IoOp.SENDFILE)
-WRITES = (IoOp.WRITE, IoOp.PWRITE, IoOp.WRITEV, IoOp.PWRITEV, IoOp.FWRITE)
-#: Flags of calls on what is no file.
-NOT_FILES = int(IoFlag.SOCKET | IoFlag.PIPE)
-
-
 class WaitOp(Code):
     """Which blocking call."""
 
@@ -409,6 +401,12 @@ BLOCKING_CALLS = (
 )
 
 
+#: Calls that open a file, that read from one, and that write to one.
+OPENS = (IoOp.OPEN, IoOp.FOPEN)
+READS = (IoOp.READ, IoOp.PREAD, IoOp.READV, IoOp.PREADV, IoOp.FREAD, IoOp.SENDFILE)
+WRITES = (IoOp.WRITE, IoOp.PWRITE, IoOp.WRITEV, IoOp.PWRITEV, IoOp.FWRITE)
+#: Flags of calls on what is no file.
+NOT_FILES = int(IoFlag.SOCKET | IoFlag.PIPE)
 #: Spans whose name says what a thread did: annotations of the script, compilations, timed calls of libraries.
 NAMED_SPANS = (SpanKind.USER, SpanKind.COMPILE, SpanKind.LIBRARY, SpanKind.OBJECTS)
 #: Name of the annotations that an importer makes of the stretches in which a thread ran operators.

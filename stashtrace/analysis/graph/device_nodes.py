@@ -22,7 +22,7 @@ from stashtrace.analysis.graph import batch_nodes
 from stashtrace.analysis.graph.graph_parts import Cells, Painted, Parts, step_of
 from stashtrace.analysis.graph.transfer_nodes import Transfers
 from stashtrace.analysis.graph.work_graph import EdgeKind, Resource
-from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64, window_around
 from stashtrace.analysis.stalls.batch_waits import batch_layers, batch_waits
 from stashtrace.analysis.stalls.on_host import time_of_spans
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
@@ -445,15 +445,12 @@ def _collective_of(index: TraceIndex, thread: StepThread, rows: Int64) -> Int64:
     for stream in np.unique(kernels["track_id"][rows[talks]]).tolist():
         mine = talks[kernels["track_id"][rows[talks]] == stream]
         given = places[np.isin(table["stream_track_id"][places], (stream, -1))]
-        if not len(given):
-            continue
         given = given[np.argsort(seen.begin_ns[given], kind="stable")]
         middle = (kernels["begin_ns"][rows[mine]] + kernels["end_ns"][rows[mine]]) // 2
-        at = np.searchsorted(seen.begin_ns[given], middle, side="right") - 1
-        fits = (at >= 0) & (middle <= seen.end_ns[given[at]])
+        at = window_around(middle, middle, seen.begin_ns[given], seen.end_ns[given])
         # An operation of several kernels is entered with the first; the others are separate work.
-        _, first = np.unique(at[fits], return_index=True)
-        chosen = np.flatnonzero(fits)[first]
+        _, first = np.unique(at[at >= 0], return_index=True)
+        chosen = np.flatnonzero(at >= 0)[first]
         collective[mine[chosen]] = given[at[chosen]]
     return collective
 

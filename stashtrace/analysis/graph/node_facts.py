@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from stashtrace.analysis.graph.batch_nodes import own_fetches, worker_starts
 from stashtrace.analysis.graph.work_graph import Facts, Graph, Resource
-from stashtrace.analysis.intervals import Bools, Floats, Int64, int64, window_at
+from stashtrace.analysis.intervals import Bools, Floats, Int64, int64, window_around, window_at
 from stashtrace.analysis.stalls.cpu_waits import Handoffs, handoffs
 from stashtrace.analysis.stalls.on_host import outer_phase_rows, time_of_spans
 from stashtrace.analysis.stalls.rows_by_thread import IO_WAITED, READ_OPS, TraceIndex
@@ -78,7 +78,7 @@ def facts_of(
     known = loaders.find(ids)
     served[known[known >= 0]] = codes[known >= 0]
     trace, recorded = index.trace, recorded_samples(index.trace)
-    host_codes = dict(zip(trace.processes["process_id"].tolist(), trace.processes["host_code"].tolist(), strict=True))
+    host_codes = trace.processes.lookup("process_id", "host_code")
     host_of = {thread.rank: trace.text(host_codes[thread.process_id]) for thread, _ in ranks}
     moved = np.flatnonzero(graph.is_transfer)
     operations = trace.collectives.take(graph.row[moved])
@@ -314,10 +314,9 @@ def _waiting_reads(index: TraceIndex, process: Int64, begin: Int64, end: Int64) 
         mine = mine[np.argsort(begin[mine], kind="stable")]
         places = index.io_by_process.rows(number)
         places = places[index.io.is_storage[places] & index.io.is_read[places] & (index.io.result[places] > 0)]
-        at = np.searchsorted(begin[mine], index.io.begin[places], side="right") - 1
-        inside = (at >= 0) & (index.io.end[places] <= end[mine][at])
-        rows.append(places[inside])
-        batches.append(mine[at[inside]])
+        at = window_around(index.io.begin[places], index.io.end[places], begin[mine], end[mine])
+        rows.append(places[at >= 0])
+        batches.append(mine[at[at >= 0]])
     none = np.empty(0, dtype=np.int64)
     return np.concatenate([none, *rows]), np.concatenate([none, *batches])
 

@@ -162,8 +162,7 @@ def _labels(index: TraceIndex, graph: Graph, pieces: Pieces) -> Iterable[_Labels
         for resource in (Resource.STEP_THREAD, Resource.HOST):
             if (resource, thread.process_id) in present:
                 yield _functions(index, thread, resource)
-    processes = index.trace.processes
-    numbers = dict(zip(processes["process_id"].tolist(), processes["worker_id"].tolist(), strict=True))
+    numbers = index.trace.processes.lookup("process_id", "worker_id")
     for resource, process in present:
         if resource == Resource.WORKER:
             number = numbers.get(process, -1)

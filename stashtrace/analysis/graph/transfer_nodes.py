@@ -103,10 +103,9 @@ def _times_without_late_looks(enter: Int64, done: Int64, moved_bytes: Int64, is_
     if not len(known) or not is_late.any():
         return done
     sizes = GroupBy(moved_bytes[known])
-    at = np.searchsorted(sizes.values, moved_bytes)
-    same = np.append(sizes.values, -1)[at] == moved_bytes
+    at = sizes.find(moved_bytes)
     took = np.append(sizes.median((done - enter)[known]), 0)[at]
-    return np.where(is_late & same, np.minimum(done, enter + took), done)
+    return np.where(is_late & (at >= 0), np.minimum(done, enter + took), done)
 
 
 def _numbers(index: TraceIndex) -> tuple[Int64, Int64]:

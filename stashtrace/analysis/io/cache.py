@@ -270,7 +270,7 @@ def collect_accesses(trace: Trace, block_bytes: int, *, wanted: Bools | None = N
     """
     kept: list[Accesses] = []
     rows_count, threshold = 0, _FULL
-    host_of = dict(zip(trace.processes["process_id"].tolist(), trace.processes["host_code"].tolist(), strict=True))
+    host_of = trace.processes.lookup("process_id", "host_code")
     for process, pieces in process_pieces(trace):
         follower = Follower(len(trace.strings))
         for whole in pieces():

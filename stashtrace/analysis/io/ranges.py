@@ -113,7 +113,7 @@ def file_reads(trace: Trace) -> FileReads:
     """
     count = len(trace.strings)
     wanted = data_files(trace)
-    owner = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
+    owner = trace.processes.lookup("process_id", "rank")
     passes = loader_passes(trace)
     fetches = trace.batches.take(trace.batches["phase_code"] == BatchPhase.FETCH).sort_by("track_id", "begin_ns")
     readers: dict[int, int] = {}

@@ -289,7 +289,7 @@ class _Readings:
 
 def sampled_paths(trace: Trace) -> dict[tuple[Place, str], list[Samples]]:
     """Map (place, path) to the samples of each process."""
-    hosts = dict(zip(trace.processes["process_id"].tolist(), trace.processes["host_code"].tolist(), strict=True))
+    hosts = trace.processes.lookup("process_id", "host_code")
     counters = trace.counters.sort_by("track_id", "ts_ns")
     raw: dict[tuple[Place, int], dict[str, _Readings]] = {}
     for row in trace.tracks.take(trace.tracks["kind_code"] == TrackKind.COUNTER).rows():
@@ -362,7 +362,7 @@ def expected_traffic(trace: Trace) -> Expected:
     sent = table["message_bytes"] * _factor(trace, size)
     good = (end > begin) & (end < NEVER) & (sent > 0)
     devices, device = _devices(trace)
-    names = {row["process_id"]: trace.text(row["host_code"]) for row in trace.processes.rows()}
+    names = {i: trace.text(code) for i, code in trace.processes.lookup("process_id", "host_code").items()}
     hosts = sorted(set(names.values()))
     host = GroupBy(table["process_id"]).map(lambda process: hosts.index(names[process]))
     return Expected(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace.analysis.intervals import Floats, Int64, int64
+from stashtrace.analysis.intervals import Floats, Int64, int64, window_around
 from stashtrace.analysis.stalls.batch_waits import batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
@@ -63,9 +63,8 @@ def cpu_waits_by_step(index: TraceIndex, thread: StepThread, steps: Table) -> di
         return {}
     edges = np.unique(np.concatenate([at, steps["begin_ns"], steps["end_ns"]]))
     begin, end = edges[:-1], edges[1:]
-    step = np.searchsorted(steps["begin_ns"], begin, side="right") - 1
-    inside = (step >= 0) & (end <= steps["end_ns"][np.maximum(step, 0)])
-    begin, end, step = begin[inside], end[inside], step[inside]
+    step = window_around(begin, end, steps["begin_ns"], steps["end_ns"])
+    begin, end, step = begin[step >= 0], end[step >= 0], step[step >= 0]
     kinds = rank_layers(index, thread).painted_kinds()
     spent = {
         column: kinds.time_of(*(StallKind[kind.upper()] for kind in names)).within(begin, end)

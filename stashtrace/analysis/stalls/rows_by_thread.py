@@ -312,8 +312,7 @@ class TraceIndex:
     @cached_property
     def began_ns(self) -> dict[int, int]:
         """When each process began, by its id."""
-        processes = self.trace.processes
-        return dict(zip(processes["process_id"].tolist(), processes["begin_ns"].tolist(), strict=True))
+        return self.trace.processes.lookup("process_id", "begin_ns")
 
     @cached_property
     def _batches(self) -> dict[int, Table]:

@@ -30,8 +30,7 @@ class HostCpu:
 
 def host_cpus(trace: Trace, window: tuple[int, int] | None) -> dict[str, HostCpu]:
     """Map each host to its CPUs in the counted steps, by the process of the job that sampled them for longest."""
-    processes = trace.processes
-    hosts = dict(zip(processes["process_id"].tolist(), processes["host_code"].tolist(), strict=True))
+    hosts = trace.processes.lookup("process_id", "host_code")
     grown = {part: dict(_grown_by_series(trace, f"host_{part}_ns_total", window)) for part in _PARTS}
     looks: dict[int, tuple[float, tuple[int, int], dict[str, float]]] = {}
     for key, (_, span) in grown["idle"].items():
@@ -55,8 +54,7 @@ def runqueue_of_ranks(trace: Trace, window: tuple[int, int]) -> dict[int, float]
 
     Threads that wait at the same time count each. A rank of which no thread was sampled is left out.
     """
-    processes = trace.processes
-    rank_of = dict(zip(processes["process_id"].tolist(), processes["rank"].tolist(), strict=True))
+    rank_of = trace.processes.lookup("process_id", "rank")
     waited: dict[int, float] = {}
     for (process, _), ns in runqueue_of_threads(trace, window):
         rank = rank_of.get(process, -1)
@@ -89,8 +87,7 @@ def _of_threads(trace: Trace, name: str, window: tuple[int, int]) -> Iterator[tu
 
 def _cpu_ns(trace: Trace, span: tuple[int, int]) -> dict[int, float]:
     """Map each process to the CPU time that it used in a span, all of it where the process began inside."""
-    processes = trace.processes
-    begins = dict(zip(processes["process_id"].tolist(), processes["begin_ns"].tolist(), strict=True))
+    begins = trace.processes.lookup("process_id", "begin_ns")
     used: dict[int, float] = {}
     for name in ("process_user_ns_total", "process_system_ns_total"):
         for (process, _), at, values in timed_samples(trace, name):
@@ -128,10 +125,8 @@ class HostCounters:
     """Counters of the hosts, each from the process of a host that sampled it most often."""
 
     def __init__(self, trace: Trace) -> None:
-        processes = trace.processes
         self._trace = trace
-        hosts = zip(processes["process_id"].tolist(), processes["host_code"].tolist(), strict=True)
-        self._host_of: dict[int, int] = dict(hosts)
+        self._host_of: dict[int, int] = trace.processes.lookup("process_id", "host_code")
         self._longest: dict[str, dict[int, tuple[Int64, Floats]]] = {}
 
     def host_of(self, process_id: int) -> int:

@@ -315,6 +315,6 @@ def _backwards(trace: Trace, steps: Table) -> dict[int, float]:
 
 def stated_numbers(trace: Trace, key: str) -> dict[int, int]:
     """Return a number that the metadata states for processes, by rank."""
-    rank = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
+    rank = trace.processes.lookup("process_id", "rank")
     stated = facts_named(trace, key)
     return {rank[process]: int(text) for process, text in stated if process in rank and text.isdecimal()}

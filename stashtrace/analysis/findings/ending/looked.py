@@ -79,7 +79,7 @@ def activity_of(peek: Peek) -> str:
 
 def busy_workers(trace: Trace, rank: int) -> list[tuple[int, Peek]]:
     """Return the workers of a rank that do not simply wait for work, by their numbers."""
-    numbers = dict(zip(trace.processes["process_id"].tolist(), trace.processes["worker_id"].tolist(), strict=True))
+    numbers = trace.processes.lookup("process_id", "worker_id")
     of_workers = ((numbers[p], peeks(trace).get(p)) for p in _processes(trace, rank, ProcessRole.WORKER))
     return [(n, peek) for n, peek in of_workers if peek is not None and was_seen(peek) and not _waits_for_queues(peek)]
 

@@ -219,7 +219,7 @@ def _background_saves(trace: Trace) -> list[Evidence]:
     if not len(mine):
         return []
     lengths = mine["end_ns"] - mine["begin_ns"]
-    rank_of = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
+    rank_of = trace.processes.lookup("process_id", "rank")
     each = " each, the longest {longest_ns:time}" if len(mine) > 1 else ""
     said = f"{{name:ranks}} wrote {{items_count:checkpoint}} in the background: {{amount_ns:time}}{each}"
     facts = Facts(items_count=len(mine), amount_ns=float(lengths.mean()), longest_ns=int(lengths.max()))

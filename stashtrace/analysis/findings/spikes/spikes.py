@@ -265,13 +265,10 @@ class _Figures:
         """
         begin, end, process = steps["begin_ns"], steps["end_ns"], int(steps["process_id"][0])
         hidden = self._hidden.take(self._hidden["rank"] == rank)
-        row = np.searchsorted(hidden["step"], steps["step"])
-        row = np.minimum(row, max(len(hidden) - 1, 0))
-        known = hidden["step"][row] == steps["step"] if len(hidden) else np.zeros(len(steps), dtype=bool)
+        row = GroupBy(hidden["step"]).row_of(steps["step"])
 
         def of_step(name: str) -> Floats:
-            values = hidden[name][row] if len(hidden) else np.zeros(len(steps))
-            return np.where(known, values, -1.0)
+            return np.append(hidden[name], -1.0)[row]
 
         others = self._quiet.take(self._quiet["rank"] != rank)
         host = self._counters.host_of(process)

@@ -168,8 +168,7 @@ def _brackets_in(trace: Trace, rank: RankFacts, steps: Table, *kinds: Bracket) -
 
 
 def _track_names(trace: Trace) -> dict[int, str]:
-    tracks = trace.tracks
-    return {t: trace.text(n) for t, n in zip(tracks["track_id"].tolist(), tracks["name_code"].tolist(), strict=True)}
+    return {track: trace.text(name) for track, name in trace.tracks.lookup("track_id", "name_code").items()}
 
 
 def _per_step(amount: float, rank: RankFacts) -> float:
