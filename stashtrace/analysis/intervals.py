@@ -165,3 +165,13 @@ def window_at(moments: Any, begin: Int64, end: Int64) -> Int64:
     """
     at = np.searchsorted(begin, moments, side="right") - 1
     return np.where(moments < np.append(end, np.iinfo(np.int64).min)[at], at, -1)
+
+
+def window_around(begin: Any, end: Any, windows_begin: Int64, windows_end: Int64) -> Int64:
+    """Row of the window that each interval is in as a whole, -1 of others; windows as for :func:`window_at`.
+
+    >>> window_around(int64([5, 8, 2]), int64([9, 10, 3]), int64([5, 10]), int64([9, 20])).tolist()
+    [0, -1, -1]
+    """
+    at = np.searchsorted(windows_begin, begin, side="right") - 1
+    return np.where(end <= np.append(windows_end, np.iinfo(np.int64).min)[at], at, -1)

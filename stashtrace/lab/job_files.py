@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.io.calls import READS, WRITES
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import NOT_FILES, IoFlag, IoOp, ProcessRole
+from stashtrace.schema.kinds import NOT_FILES, READS, WRITES, IoFlag, IoOp, ProcessRole
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.text.prose import say_why

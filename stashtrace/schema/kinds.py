@@ -385,6 +385,10 @@ FROM_ROOT, TO_ROOT = (CollectiveOp.BROADCAST, CollectiveOp.SCATTER), (Collective
 FAILED_STATUS, LATE_STATUS, UNSEEN_STATUS = 1, 2, 3
 
 
+#: Calls that open a file, that read from one, and that write to one.
+OPENS = (IoOp.OPEN, IoOp.FOPEN)
+READS = (IoOp.READ, IoOp.PREAD, IoOp.READV, IoOp.PREADV, IoOp.FREAD, IoOp.SENDFILE)
+WRITES = (IoOp.WRITE, IoOp.PWRITE, IoOp.WRITEV, IoOp.PWRITEV, IoOp.FWRITE)
 #: Flags of calls in which the thread was off the CPU for storage, and of those that are on no file.
 IO_WAITED, NOT_FILES = int(IoFlag.BLOCKED | IoFlag.BLOCK_INPUT), int(IoFlag.SOCKET | IoFlag.PIPE)
 

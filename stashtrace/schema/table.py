@@ -267,6 +267,10 @@ class Table:
         for values in zip(*lists, strict=True):
             yield dict(zip(self._columns, values, strict=True))
 
+    def lookup(self, key: str, column: str) -> dict[Any, Any]:
+        """Values of a column by those of another, as Python scalars; of equal keys the last row counts."""
+        return dict(zip(self._column(key).tolist(), self._column(column).tolist(), strict=True))
+
     def to_numpy(self) -> npt.NDArray[np.void]:
         """Copy into one structured array."""
         out = np.empty(len(self), dtype=[(n, a.dtype) for n, a in self._columns.items()])

@@ -376,6 +376,18 @@ def facts_with_key(trace: Trace, is_asked: Callable[[str], object]) -> Table:
     return trace.metadata.take(np.isin(keys, asked))
 
 
+def facts_named(trace: Trace, key: str) -> list[tuple[int, str]]:
+    """Return the process, -1 of the run, and the value of each row of ``metadata`` with a key, in their order."""
+    rows = trace.metadata.take(trace.metadata["key_code"] == trace.strings.find(key))
+    return list(zip(rows["process_id"].tolist(), map(trace.text, rows["value_code"].tolist()), strict=True))
+
+
+def is_stated(trace: Trace, key: str) -> bool:
+    """Return whether ``metadata`` has a key, of the run or of a process."""
+    code = trace.strings.find(key)
+    return code >= 0 and bool((trace.metadata["key_code"] == code).any())
+
+
 def run_facts(trace: Trace) -> dict[str, str]:
     """Return the contents of ``run.json``."""
     part = trace.metadata.take(trace.metadata["process_id"] == -1)

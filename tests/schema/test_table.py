@@ -64,6 +64,7 @@ def test_take_sort_replace_concat() -> None:
     assert table.sort_by("track_id", "ts_ns")["value"].tolist() == [2.0, 1.0, 0.0]
     assert table.take(table["track_id"] == 1)["ts_ns"].tolist() == [3, 1]
     assert table.take(np.array([2]))["ts_ns"].tolist() == [2]
+    assert table.lookup("track_id", "value") == {1: 1.0, 0: 2.0}
     assert table.replace(value=[7, 8, 9])["value"].tolist() == [7.0, 8.0, 9.0]
     assert len(Table.concat(COUNTERS, [table, table, Table.empty(COUNTERS)])) == 6
     assert len(Table.concat(COUNTERS, [])) == 0

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from builders import MS, US, TraceBuilder
 from scenes import verdicts
 
+from stashtrace.analysis.collectives import shares
 from stashtrace.analysis.findings.rules.stalls import link
 from stashtrace.analysis.findings.summary_input import gather
 from stashtrace.analysis.links.bandwidth import ExpectedTransfers
-from stashtrace.errors import ForeignCalibrationWarning
 from stashtrace.schema.kinds import (
     Awaited,
     Bracket,
@@ -217,9 +217,8 @@ def test_a_calibration_next_to_the_run_says_what_the_link_can_do(monkeypatch: py
 
 
 def test_a_calibration_of_another_machine_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def foreign(_: Trace) -> None:
-        warnings.warn("measured elsewhere", ForeignCalibrationWarning, stacklevel=2)
-
-    monkeypatch.setattr(link, "calibration_of", foreign)
-    found = {f.kind: f for f in verdicts(job(transfer_ms=10))}
+    trace = job(transfer_ms=10)
+    trace.path = "run"
+    monkeypatch.setattr(shares, "find_calibration", lambda _: SimpleNamespace(is_foreign=lambda hosts: True))
+    found = {f.kind: f for f in verdicts(trace)}
     assert found["link"].evidence[-1].endswith("over 7 transfers")

@@ -107,8 +107,6 @@ def test_a_healthy_run_waits_for_nobody() -> None:
 def test_activity_is_read_from_samples() -> None:
     trace = hanging((2,)).trace()
     assert newest_ns(trace) == 31 * S + 40 * MS
-    assert newest_ns(trace, activity=True, rank=0) == 40 * MS
-    assert newest_ns(trace, activity=True, rank=2) == 21 * MS
 
 
 def test_the_summary_of_a_job_that_hung_says_where() -> None:

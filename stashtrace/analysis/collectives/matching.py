@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import FROM_ROOT, SYNCHRONISING_OPS, TO_ROOT, CollectiveOp, ProcessRole
 from stashtrace.schema.strings import ranks_of
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import Trace, is_stated
 
 #: Link of a group: inside one host, between hosts, between hosts but some members share one.
 INSIDE, ACROSS, MIXED = 0, 1, 2
@@ -83,8 +83,7 @@ def process_values(trace: Trace, process_id: Int64, column: str) -> Int64:
 
 def is_imported(trace: Trace) -> bool:
     """Whether another tool recorded it, or a part of it."""
-    code = trace.strings.find("imported")
-    return code >= 0 and bool((trace.metadata["key_code"] == code).any())
+    return is_stated(trace, "imported")
 
 
 def places(trace: Trace) -> dict[int, tuple[int, int]]:
@@ -101,6 +100,15 @@ def _link(members: Int64, crosses: Int64, of_ranks: dict[int, tuple[int, int]]) 
     if not crossing:
         return INSIDE
     return MIXED if 1 < len(set(known)) < len(known) else ACROSS
+
+
+def peers_of(table: Table, rows: Int64, groups: dict[int, Group]) -> Int64:
+    """Return the rank that each of some rows of ``collectives`` names as its peer; -1 if that is none of its group."""
+    peer = np.full(len(rows), -1, dtype=np.int64)
+    for value, at in GroupBy(table["group_hash"][rows]).items():
+        members, place = groups[value].members, table["peer_rank"][rows[at]]
+        peer[at] = np.append(members, -1)[np.where((place >= 0) & (place < len(members)), place, -1)]
+    return peer
 
 
 def match(trace: Trace, device_error_ns: Int64 | None = None, *, by_devices: bool = False) -> Matched:
@@ -137,21 +145,14 @@ def match(trace: Trace, device_error_ns: Int64 | None = None, *, by_devices: boo
     return Matched(end, last_enter, last_rank, partial, link, by_clock, ordered | ~by_clock)
 
 
+#: Columns of ``matched_collectives``, in the order of the fields of ``Matched``.
 _PARTS = ("resolved_end_ns", "last_enter_ns", "last_rank", "partial", "link", "by_clock", "ordered")
 
 
 def match_columns(matched: Matched, *, by_devices: bool) -> dict[str, npt.NDArray[np.generic]]:
     """Columns of ``matched_collectives`` that keep one half of a match."""
-    values = (
-        matched.end_ns,
-        matched.last_enter_ns,
-        matched.last_rank,
-        matched.partial,
-        matched.link,
-        matched.by_clock,
-        matched.ordered,
-    )
-    return {("device_" if by_devices else "") + name: value for name, value in zip(_PARTS, values, strict=True)}
+    prefix, values = "device_" if by_devices else "", (getattr(matched, field.name) for field in fields(Matched))
+    return {prefix + name: value for name, value in zip(_PARTS, values, strict=True)}
 
 
 def known_matches(known: Table, collectives: Table, by_devices: bool) -> Matched:

@@ -103,7 +103,7 @@ def _inside_times(trace: Trace, rows: Int64, moved_ns: Int64) -> tuple[Floats, F
         return max(Counter(of_ranks[r] for r in members if r in of_ranks).values(), default=1)
 
     sizes = by_group.map(lambda group: len(groups[group].members))
-    calibration = _calibration(trace)
+    calibration = calibration_of_machine(trace)
     out, error = np.full(len(rows), -1.0), np.zeros(len(rows))
     kinds = GroupBy(table["op_code"][rows], by_group.map(most_on_a_host)[rows], backends[rows])
     for op, ranks, backend, chosen in kinds.items():
@@ -119,8 +119,8 @@ def _inside_times(trace: Trace, rows: Int64, moved_ns: Int64) -> tuple[Floats, F
     return out, error
 
 
-def _calibration(trace: Trace) -> Calibration | None:
-    """The calibration next to the run, unless it is another machine's or damaged."""
+def calibration_of_machine(trace: Trace) -> Calibration | None:
+    """Return the calibration next to the run, unless it is another machine's or damaged."""
     try:
         calibration = find_calibration(trace.path.split(os.pathsep)) if trace.path else None
     except FormatError:

@@ -159,9 +159,7 @@ def change_of(
         spread = float((second[:rounds] - first[:rounds]).std(ddof=1))
         steps_ns, source = student(rounds - 1) * spread / math.sqrt(rounds), "rounds"
     elif max(counts) >= RUNS_THAT_TELL:
-        enough = [values for values in (first, second) if len(values) >= RUNS_THAT_TELL]
-        degrees = sum(len(values) - 1 for values in enough)
-        variance = sum(float(((values - values.mean()) ** 2).sum()) for values in enough) / degrees
+        variance, degrees = variance_of_runs((first, second))
         between_ns = student(degrees) * math.sqrt(variance * sum(1 / count for count in counts))
         # A single run of few steps may be less certain than the runs that show the spread.
         steps_ns, source = max(between_ns, error_of_steps_ns() if min(counts) < RUNS_THAT_TELL else 0.0), "runs"
@@ -171,6 +169,13 @@ def change_of(
     old, new = float(first.mean()), float(second.mean())
     half = steps_ns + allowance_ns
     return Change(kind, old, new, new - old - half, new - old + half, steps_ns, allowance_ns, source)
+
+
+def variance_of_runs(sides: Sequence[Floats]) -> tuple[float, int]:
+    """Return how the means of equal runs spread, by the sides with runs enough to show it, and degrees of freedom."""
+    enough = [values for values in sides if len(values) >= RUNS_THAT_TELL]
+    degrees = sum(len(values) - 1 for values in enough)
+    return sum(float(((values - values.mean()) ** 2).sum()) for values in enough) / max(degrees, 1), degrees
 
 
 def same_recordings(before: Side, after: Side) -> bool:

@@ -60,13 +60,11 @@ def cpu_use(trace: Trace, counted: Table) -> CpuUse | None:
     """Return the use of the CPUs during the counted steps; None if a host or a rank was not sampled."""
     window = int(counted["begin_ns"].min()), int(counted["end_ns"].max())
     hosts, waited = host_cpus(trace, window), runqueue_of_ranks(trace, window)
-    processes = trace.processes
-    ranks = processes.take(processes["role_code"] == ProcessRole.RANK)
-    host_of = dict(zip(ranks["rank"].tolist(), map(trace.text, ranks["host_code"].tolist()), strict=True))
+    host_of = trace.processes[trace.processes["role_code"] == ProcessRole.RANK].lookup("rank", "host_code")
     steps = GroupBy(counted["rank"])
     waits, others, stolen = [], [], []
     for rank, steps_count in zip(steps.values.tolist(), steps.sizes.tolist(), strict=True):
-        host = hosts.get(host_of.get(rank, ""))
+        host = hosts.get(trace.text(host_of[rank])) if rank in host_of else None
         if host is None or rank not in waited:
             return None
         waits.append(waited[rank] / steps_count)

@@ -27,6 +27,7 @@ from stashtrace.analysis.compare.change import (
     kinds_of,
     occurs,
     same_recordings,
+    variance_of_runs,
 )
 from stashtrace.analysis.compare.cpu_use import OtherWork, added_by_others
 from stashtrace.analysis.compare.job_identity import DECIDING, Difference, differences
@@ -135,12 +136,7 @@ def _spread_of_runs(before: Side, after: Side, change: Change, run_ns: float) ->
         degrees = rounds - 1
         seen = (change.steps_ns / student(degrees)) ** 2 * rounds / 2
     elif change.source == "runs":
-        for side in sides:
-            if len(side.runs) >= RUNS_THAT_TELL:
-                values = side.values(change.kind, "mean")
-                seen += float(((values - values.mean()) ** 2).sum())
-                degrees += len(values) - 1
-        seen /= max(degrees, 1)
+        seen, degrees = variance_of_runs([side.values(change.kind, "mean") for side in sides])
     return math.sqrt((degrees * seen + _PRIOR_DEGREES * expected) / (degrees + _PRIOR_DEGREES))
 
 

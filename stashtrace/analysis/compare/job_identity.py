@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from stashtrace.analysis.steps.epochs import JobSamples, LoaderSamples, job_samples, recorded_samples, workers_count
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import Trace, facts_named
 
 #: A fact of a job: a number, a text, or None if the recording does not say.
 Fact = int | str | None
@@ -152,24 +152,20 @@ class _Metadata:
     """Facts of the run and of its ranks, by key."""
 
     def __init__(self, trace: Trace) -> None:
-        self._trace, self._table = trace, trace.metadata
         processes = trace.processes
-        self._ranks = processes["process_id"][processes["role_code"] == ProcessRole.RANK]
+        ranks = processes["process_id"][processes["role_code"] == ProcessRole.RANK]
+        self._trace, self._ranks = trace, frozenset(ranks.tolist())
 
     def of_run(self, key: str) -> str | None:
         """Value of a key of the run; None if it has none."""
-        return self._value(key, self._table["process_id"] == -1)
+        return self._value(key, {-1})
 
     def of_ranks(self, key: str) -> str | None:
         """Value of a key of the ranks, all values in one text where they differ; None if they have none."""
-        return self._value(key, np.isin(self._table["process_id"], self._ranks))
+        return self._value(key, self._ranks)
 
-    def _value(self, key: str, among: Any) -> str | None:
-        code = self._trace.strings.find(key)
-        if code < 0:
-            return None
-        codes = np.unique(self._table["value_code"][among & (self._table["key_code"] == code)])
-        return _join_texts({self._trace.text(value) for value in codes.tolist()} - {""})
+    def _value(self, key: str, among: Collection[int]) -> str | None:
+        return _join_texts({value for process, value in facts_named(self._trace, key) if process in among} - {""})
 
 
 def _one_batch(loaders: Any) -> int | None:

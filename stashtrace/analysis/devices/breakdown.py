@@ -17,7 +17,7 @@ import numpy as np
 
 from stashtrace.analysis.devices import work
 from stashtrace.analysis.devices.device_tables import BREAKDOWN, COPY_TIMES, IDLE
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64, window_around, window_at
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import (
@@ -79,10 +79,7 @@ def device_columns(device: work.DeviceRows, windows: work.Windows, by: work.By) 
 
     length, ran = windows.end - windows.begin, inside(busy)
     talked, exposed = inside(communication), inside(communication - compute)
-    at = np.searchsorted(windows.end, device["begin_ns"], side="right")
-    at = np.where(at < len(windows.end), at, -1) if by == "step" else np.zeros(len(device), dtype=np.int64)
-    if len(windows.begin):
-        at[device["begin_ns"] < windows.begin[at]] = -1
+    at = window_at(device["begin_ns"], windows.begin, windows.end) if by == "step" else np.zeros(len(device), int)
     by_window = GroupBy.numbered(at, len(windows.begin))
     return {
         **work.one_row_per_window(device, windows),
@@ -303,14 +300,10 @@ def idle_causes(device: work.DeviceRows, calls: RowsBy, begin_ns: int, end_ns: i
 
 def _time_after_draining(host: TimeSet, calls: TimeSet) -> TimeSet:
     """Return the time lost after blocking calls drained the device: at most as long as the host stood in each."""
-    if not len(calls):
-        return calls
-    at = np.searchsorted(calls.begin, host.begin, side="right") - 1
-    inside = np.maximum(at, 0)
     # Such a call returns when the device runs dry, or a moment later.
-    covered = (at >= 0) & (calls.end[inside] >= host.begin)
-    length = (calls.end - calls.begin)[inside]
-    return _chosen(host.begin, np.minimum(host.end, host.begin + length), covered)
+    at = window_around(host.begin, host.begin, calls.begin, calls.end)
+    length = np.append(calls.end - calls.begin, 0)[at]
+    return _chosen(host.begin, np.minimum(host.end, host.begin + length), at >= 0)
 
 
 def _chosen(begin: Int64, end: Int64, chosen: Any) -> TimeSet:

@@ -10,7 +10,7 @@ import numpy as np
 from stashtrace.analysis.devices.device_tables import KERNEL_DIFF, KERNEL_TIMES
 from stashtrace.analysis.devices.work import DeviceRows, Keep, Windows, device_rows, one_of, windows_of
 from stashtrace.analysis.intervals import Floats, Int64, int64, window_at
-from stashtrace.analysis.steps.steps import steps
+from stashtrace.analysis.steps.steps import steps, steps_if_any
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import DeviceWork
@@ -125,10 +125,8 @@ def kernel_diff(before: Trace, after: Trace) -> Table:
 
 
 def _has_steps(trace: Trace) -> bool:
-    try:
-        return len(steps(trace)) > 0
-    except MissingDataError:
-        return False
+    table = steps_if_any(trace)
+    return table is not None and len(table) > 0
 
 
 def _run(trace: Trace, by_step: bool) -> _Run:

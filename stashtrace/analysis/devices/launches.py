@@ -57,7 +57,7 @@ def launches(trace: Trace, *, by: work.By = "rank", last_step: work.Keep = "keep
         If no kernel was recorded; or no step, where steps are asked for.
     """
     devices = work.device_rows(trace, last_step=last_step)
-    names = dict(zip(trace.tracks["track_id"].tolist(), trace.tracks["name_code"].tolist(), strict=True))
+    names = trace.tracks.lookup("track_id", "name_code")
     pieces = []
     for device, windows in zip(devices, work.windows_of(devices, by, last_step), strict=True):
         for stream, rows in GroupBy(device["track_id"]).items():

@@ -20,7 +20,7 @@ from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import BatchPhase, DeviceWork
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import KERNELS_WINDOWS_COUNT, Trace
+from stashtrace.schema.trace import KERNELS_WINDOWS_COUNT, Trace, facts_named
 
 Keep = Literal["keep", "drop"]
 By = Literal["rank", "step"]
@@ -47,13 +47,7 @@ class DeviceRows:
 
     def time(self, *works: DeviceWork) -> TimeSet:
         """Return when work of any of these kinds ran."""
-        rows = self.rows[np.isin(self["work_code"], works)]
-        kernels = self.trace.kernels
-        return TimeSet.of_rows(kernels, rows)
-
-    def busy(self) -> TimeSet:
-        """Return when any work ran."""
-        return TimeSet.of(self["begin_ns"], self["end_ns"])
+        return TimeSet.of_rows(self.trace.kernels, self.rows[np.isin(self["work_code"], works)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +124,9 @@ def windows_of(devices: list[DeviceRows], by: By, last_step: Keep = "keep") -> l
 
 def _refuse_apart(devices: list[DeviceRows]) -> None:
     """Raise UsageError where deep mode was on several times: the whole holds time in which nothing was recorded."""
-    for device in devices:
-        facts, strings = device.trace.metadata, device.trace.strings
-        known = (facts["key_code"] == strings.find(KERNELS_WINDOWS_COUNT)) & (facts["process_id"] == device.process_id)
-        if not any(strings.text(code) not in ("", "1") for code in facts["value_code"][known].tolist()):
-            continue
+    stated = facts_named(devices[0].trace, KERNELS_WINDOWS_COUNT)
+    apart = {process for process, times in stated if times not in ("", "1")}
+    for device in (device for device in devices if device.process_id in apart):
         rank_steps = host_steps(device.trace)
         rank_steps = rank_steps.take(rank_steps["rank"] == device.rank).sort_by("begin_ns")
         begins = np.sort(device["begin_ns"])

@@ -11,13 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.findings.rules.policy import POLICY
-from stashtrace.analysis.intervals import Int64, TimeSet
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, window_at
 from stashtrace.analysis.steps.epochs import waits_of_steps, workers_count
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, WaitOp
+from stashtrace.schema.kinds import NOT_FILES, BatchPhase, IoFlag, IoOp, WaitOp
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -85,14 +84,10 @@ def _idle_workers(served: Table, taken: Table) -> tuple[int, ...]:
     return tuple(np.setdiff1d(passed[passed >= 0], taken["worker_id"]).tolist())
 
 
-def inside(moments: Int64, steps: Table, rank: int) -> npt.NDArray[np.bool_]:
+def inside(moments: Int64, steps: Table, rank: int) -> Bools:
     """Return which moments lie in the steps of a rank."""
     of_rank = steps.take(steps["rank"] == rank).sort_by("begin_ns")
-    if not len(of_rank):
-        return np.zeros(len(moments), dtype=bool)
-    at = np.searchsorted(of_rank["begin_ns"], moments, side="right") - 1
-    inside_step: npt.NDArray[np.bool_] = (at >= 0) & (moments < of_rank["end_ns"][np.maximum(at, 0)])
-    return inside_step
+    return np.asarray(window_at(moments, of_rank["begin_ns"], of_rank["end_ns"]) >= 0)
 
 
 def _parts(trace: Trace, made: Table) -> dict[str, float]:
@@ -119,7 +114,7 @@ def _times_by_rows(trace: Trace, made: Table) -> dict[str, Int64]:
     """Return the time of each batch by rows of I/O and waits of its thread: storage, network, asleep, blocked."""
     io, waits = trace.notable_io, trace.waits
     flags, op = io["io_flags"], io["op_code"]
-    piped = (flags & (IoFlag.SOCKET | IoFlag.PIPE)) != 0
+    piped = (flags & NOT_FILES) != 0
     socket = ((flags & IoFlag.SOCKET) != 0) & (op == IoOp.RECV)
     stored = ((flags & (IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)) != 0) & ~piped
     pipe = piped & ~socket & ((flags & IoFlag.BLOCKED) != 0)
@@ -138,6 +133,5 @@ def _times_by_rows(trace: Trace, made: Table) -> dict[str, Int64]:
         for name, table, chosen in sources:
             mine = chosen & (table["track_id"] == track)
             if mine.any():
-                time = TimeSet.of_rows(table, mine)
-                spent[name][rows] += time.within(made["begin_ns"][rows], made["end_ns"][rows])
+                spent[name][rows] += TimeSet.of_rows(table, mine).within(made["begin_ns"][rows], made["end_ns"][rows])
     return spent

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from stashtrace._native import intervals
 from stashtrace.analysis.intervals import TimeSet
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.cpu_waits import cpu_waits
@@ -59,11 +58,9 @@ def blocked_calls(trace: Trace, stalls: Table, steps: Table, *, least_ratio: flo
 
 
 def _of_rank(index: TraceIndex, thread: StepThread, steps: Table) -> dict[str, int]:
-    layers = rank_layers(index, thread).layers
-    begin, end, layer = intervals.paint([(x.time.begin, x.time.end) for x in layers])
-    named = np.isin(layer, [i for i, x in enumerate(layers) if x.kind != StallKind.OTHER])
     steps = steps.take(steps["end_ns"] > steps["begin_ns"])
-    free = TimeSet.of_rows(steps) - TimeSet.of(begin[named], end[named])
+    named = [kind for kind in StallKind if kind != StallKind.OTHER]
+    free = TimeSet.of_rows(steps) - rank_layers(index, thread).time_of(*named)
     blocked_ns = blocked_in(index, thread.track_id, free)
     queued_ns = cpu_waits(index, thread, steps).get("other", 0)
     queued_ns = min(queued_ns, free.total_ns - sum(blocked_ns.values()))

@@ -12,16 +12,14 @@ from functools import partial
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from stashtrace.analysis.collectives.matching import is_imported
 from stashtrace.analysis.findings.blocked_calls import blocked_calls
 from stashtrace.analysis.findings.claim_rows import BUDGETS
 from stashtrace.analysis.findings.over_time.step_changes import OVER_TIME, changes_of
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.trust import Trust, trust
 from stashtrace.analysis.findings.spikes.spikes import SPIKES, spikes_of
-from stashtrace.analysis.intervals import TimeSet
+from stashtrace.analysis.intervals import Bools, TimeSet
 from stashtrace.analysis.stalls.budget import bounds_of_groups
 from stashtrace.analysis.stalls.budget import stalls as find_stalls
 from stashtrace.analysis.stalls.hidden import AGREEMENT, HIDDEN, agreement, hidden
@@ -34,7 +32,7 @@ from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import Awaited, Bracket, ProcessRole, StreamFlag
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import Trace, is_stated
 
 T = TypeVar("T")
 
@@ -151,7 +149,7 @@ class RunFacts:
     @property
     def imported(self) -> bool:
         """Whether another tool recorded the run."""
-        return is_imported(self.trace)
+        return is_stated(self.trace, "imported")
 
 
 def ranks_of_hosts(trace: Trace) -> dict[str, list[int]]:
@@ -300,7 +298,7 @@ class _Known:
 _NOBODY = -2
 
 
-def _by_rank(table: Table, chosen: npt.NDArray[np.bool_] | None = None) -> Callable[[int], Table]:
+def _by_rank(table: Table, chosen: Bools | None = None) -> Callable[[int], Table]:
     """Return what gives the rows, or the chosen ones, of a rank in order."""
     rows = RowsBy(table["rank"] if chosen is None else np.where(chosen, table["rank"], _NOBODY))
     return lambda rank: table.take(rows.rows(rank))
@@ -340,7 +338,7 @@ def _unseen(timed: Table, hidden: Table) -> tuple[int, int]:
     return opaque, int(hidden["wall_ns"][hidden["untimed_count"] > 0].sum())  # nothing is known of those steps
 
 
-def _waits_for_host_functions(trace: Trace) -> npt.NDArray[np.bool_]:
+def _waits_for_host_functions(trace: Trace) -> Bools:
     """Return the mask of brackets in which a compute stream waited for a function on the host."""
     brackets, streams = trace.device_brackets, trace.streams
     compute = streams["track_id"][(streams["stream_flags"] & StreamFlag.CARRIES_COMPUTE) != 0]

@@ -17,14 +17,13 @@ import numpy as np
 
 from stashtrace.analysis.graph.graph_parts import Parts, ThreadNodes
 from stashtrace.analysis.graph.work_graph import EdgeKind, Resource
-from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64, window_at
 from stashtrace.analysis.stalls.batch_waits import BatchWaits
-from stashtrace.analysis.stalls.rows_by_thread import TraceIndex, kept_per_thread
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex, checkpoints, kept_per_thread
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.schema.groupby import GroupBy, RowsBy
-from stashtrace.schema.kinds import BatchPhase, Phase, PhaseFlag, StallKind, WaitOp
+from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.kinds import BatchPhase, PhaseFlag, StallKind, WaitOp
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import Trace, cached_on_trace
 
 #: A worker that was idle for longer than this before a batch had not been asked for it.
 _IDLE_NS = 50_000
@@ -97,12 +96,6 @@ def add_batches(
     begin, end, process = (fetches[name][order] for name in ("begin_ns", "end_ns", "process_id"))
     same = np.concatenate([[False], process[1:] == process[:-1]])
     before = np.concatenate([[0], end[:-1]])
-    fetch_ns = np.zeros(len(order), dtype=np.int64)
-    for worker in np.unique(process).tolist():
-        io, rows = index.io, index.io_by_process.rows(worker)
-        storage = rows[io.is_storage[rows]]
-        mine = process == worker
-        fetch_ns[mine] = TimeSet.of(io.begin[storage], io.end[storage]).within(begin[mine], end[mine])
     batches = parts.add(
         len(order),
         rank=thread.rank,
@@ -111,7 +104,7 @@ def add_batches(
         process_id=process,
         begin_ns=begin,
         end_ns=end,
-        fetch_ns=fetch_ns,
+        fetch_ns=storage_ns(index, process, begin, end),
         row=order,
     )
     idle = _idle_before(index, process, before, begin, same)
@@ -140,6 +133,16 @@ def add_batches(
     for loader in loaders:
         _take(nodes, batches[loader.rows], loader, parts)
         _ask(nodes, batches[loader.rows], loader, idle[loader.rows], ~same[loader.rows], parts)
+
+
+def storage_ns(index: TraceIndex, process: Int64, begin_ns: Int64, end_ns: Int64) -> Int64:
+    """Return how long the process of each interval was blocked in storage within it; 0 for the process -1."""
+    blocked_ns = np.zeros(len(process), dtype=np.int64)
+    for number in np.unique(process[process >= 0]).tolist():
+        mine, io, rows = process == number, index.io, index.io_by_process.rows(number)
+        rows = rows[io.is_storage[rows]]
+        blocked_ns[mine] = TimeSet.of(io.begin[rows], io.end[rows]).within(begin_ns[mine], end_ns[mine])
+    return blocked_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +192,7 @@ def _idle_before(index: TraceIndex, process: Int64, before: Int64, begin: Int64,
         if not len(rows):  # its waits were not recorded: it was idle for as long as it made nothing
             idle[mine] = np.maximum(begin[mine] - before[mine], 0)
             continue
-        time = TimeSet.of_rows(table, rows)
-        idle[mine] = time.within(np.minimum(before[mine], begin[mine]), begin[mine])
+        idle[mine] = TimeSet.of_rows(table, rows).within(np.minimum(before[mine], begin[mine]), begin[mine])
     return idle
 
 
@@ -250,8 +252,7 @@ class WorkerStarts:
 
     def at(self, moments: Int64) -> Int64:
         """Return the place of the time that each moment lies in, -1 if it lies in none."""
-        at = np.searchsorted(self.begin_ns, moments, side="right") - 1
-        return np.where((at >= 0) & (moments < np.append(self.end_ns, -1)[at]), at, -1)
+        return window_at(moments, self.begin_ns, self.end_ns)
 
 
 @kept_per_thread
@@ -298,13 +299,6 @@ _TOGETHER_NS = 5_000_000
 _LATER_RATIO, _LATER_NS = 0.1, 50_000_000
 
 
-@cached_on_trace
-def _checkpoints(trace: Trace) -> tuple[Int64, RowsBy]:
-    """Return the rows of ``phases`` that are checkpoints, and where those of each process are among them."""
-    rows = np.flatnonzero(trace.phases["phase_code"] == Phase.CHECKPOINT)
-    return rows, RowsBy(trace.phases["process_id"][rows])
-
-
 @dataclass(frozen=True, slots=True)
 class Saves:
     """Saves of a rank in the background of its step thread, by begin."""
@@ -326,7 +320,7 @@ class Saves:
         phases, none = index.trace.phases, int64([])
         if not len(life.begin):
             return cls(*(none,) * 7)
-        every, by_process = _checkpoints(index.origin)
+        every, by_process = checkpoints(index.origin)
         rows = every[by_process.rows(thread.process_id)]
         flags, begin, end = (phases[name][rows] for name in ("phase_flags", "begin_ns", "end_ns"))
         chosen = (phases["track_id"][rows] != thread.track_id) | ((flags & int(PhaseFlag.BACKGROUND)) != 0)

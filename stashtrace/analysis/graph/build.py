@@ -267,15 +267,9 @@ def _release(
     _let_go(index, nodes, (blocked.begin[known], blocked.end[known]), blocked.row[known], transfers, parts)
     waits, mine = index.trace.collective_waits, index.collective_waits.rows(thread.track_id)
     rows = index.collectives.rows(thread.process_id)
-    if not len(rows):
-        return
-    keys = index.trace.collectives["collective_key"][rows]
-    order = np.argsort(keys, kind="stable")
-    wanted = waits["collective_key"][mine]
-    at = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
-    asked = keys[at] == wanted
-    asked_for = waits["begin_ns"][mine[asked]], waits["end_ns"][mine[asked]]
-    _let_go(index, nodes, asked_for, int64(rows[at[asked]]), transfers, parts)
+    at = GroupBy(index.trace.collectives["collective_key"][rows]).row_of(waits["collective_key"][mine])
+    mine, at = mine[at >= 0], at[at >= 0]
+    _let_go(index, nodes, (waits["begin_ns"][mine], waits["end_ns"][mine]), int64(rows[at]), transfers, parts)
 
 
 def _let_go(

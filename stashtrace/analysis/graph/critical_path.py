@@ -16,7 +16,7 @@ import numpy as np
 
 from stashtrace._native import graph as native
 from stashtrace.analysis.collectives.matching import contact_errors
-from stashtrace.analysis.graph.work_graph import NO_SLACK, Graph, Int8, Int32, Replayed, Resource
+from stashtrace.analysis.graph.work_graph import NO_SLACK, Graph, Int8, Int32, Resource
 from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64, ranges
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.errors import MissingDataError
@@ -53,19 +53,15 @@ class Course:
     binding: Int32
 
     @classmethod
-    def of(cls, graph: Graph, replayed: Replayed | None = None) -> Course:
-        """Take times as measured, or those of a replay. Raises MissingDataError if no step of the graph ends."""
+    def of(cls, graph: Graph) -> Course:
+        """Take times as measured. Raises MissingDataError if no step of the graph ends."""
         if not len(graph.ends):
             raise MissingDataError("no step of the run ends", hint="the critical path leads back from the last step")
-        if replayed is None:
-            begin, end = graph.begin_ns, graph.end_ns
-        else:
-            begin, end = replayed.begin_ns + graph.gap_ns, replayed.end_ns
-        finish = end[graph.ends] + graph.ends_lag_ns
+        finish = graph.end_ns[graph.ends] + graph.ends_lag_ns
         order = np.lexsort((finish, graph.ends_rank))
         last = order[np.append(graph.ends_rank[order][1:] != graph.ends_rank[order][:-1], True)]
         stop = int(finish.max())
-        begin, end = np.append(begin, stop), np.append(end, stop)
+        begin, end = np.append(graph.begin_ns, stop), np.append(graph.end_ns, stop)
         source = np.concatenate([graph.source, graph.ends[last]]).astype(np.int32)
         target = np.concatenate([graph.target, np.full(len(last), len(graph))]).astype(np.int32)
         lag = np.concatenate([graph.lag_ns, graph.ends_lag_ns[last]])
@@ -194,8 +190,8 @@ def rivals(course: Course, pieces: Pieces, clocks: Clocks) -> Overlaps:
     nodes = np.flatnonzero(chosen & (graph.end_ns > graph.begin_ns))
     begin, end = course.begin_ns[nodes], course.end_ns[nodes]
     first = np.searchsorted(pieces.end_ns, begin, side="right")
-    last = np.maximum(np.searchsorted(pieces.begin_ns, end, side="left"), first)
-    row, piece = np.repeat(np.arange(len(nodes)), last - first), ranges(first, last)
+    count = np.maximum(np.searchsorted(pieces.begin_ns, end, side="left") - first, 0)
+    row, piece = np.repeat(np.arange(len(nodes)), count), ranges(first, first + count)
     node = nodes[row]
     near = slack[node] <= clocks.apart_ns(node, pieces.node[piece])
     shared_begin = np.maximum(begin[row], pieces.begin_ns[piece])

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.graph.batch_nodes import storage_ns
 from stashtrace.analysis.graph.build import build
 from stashtrace.analysis.graph.critical_path import Course, Pieces, clocks_of, rivals
-from stashtrace.analysis.graph.node_names import named, storage_ns
+from stashtrace.analysis.graph.node_names import named
 from stashtrace.analysis.graph.work_graph import Graph, Resource
 from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
@@ -106,12 +107,47 @@ class CriticalPath:
     @property
     def divided(self) -> Table:
         """Stretches, with batches as two rows each: the time blocked in storage, and the rest."""
-        return _divide(self.stretches)
+        fetched = np.flatnonzero(self.stretches["fetch_ns"] > 0)
+        read = self.stretches.take(fetched)
+        kind, rest = self.stretches["kind"].copy(), self.stretches["held_ns"] - self.stretches["fetch_ns"]
+        kind[fetched] = StallKind.PREP.name.lower()
+        fetch = np.full(len(read), StallKind.FETCH.name.lower())
+        parts = [self.stretches.replace(kind=kind, held_ns=rest), read.replace(kind=fetch, held_ns=read["fetch_ns"])]
+        whole = Table.concat(CRITICAL_PATH, parts)
+        return whole.take(whole["held_ns"] > 0)
 
     @property
     def shares(self) -> Table:
         """``critical_share``."""
-        return _shares(self.divided, self.counted_steps)
+        divided = self.divided
+        chosen = divided.take(np.isin(divided["step"], self.counted_steps))
+        if not len(chosen):
+            return Table.empty(CRITICAL_SHARE)
+        groups, steps = GroupBy(*(chosen[name] for name in _IDENTITY)), GroupBy(chosen["step"])
+        count = len(steps)
+        held = chosen["held_ns"].astype(np.float64)
+        part = held / steps.sum(held)[steps.number]
+        # A step may hold several stretches of a group.
+        pairs = GroupBy(groups.number, steps.number)
+        of_step, of_group = pairs.sum(part), GroupBy(pairs.keys[0])
+        mean = of_group.sum(of_step) / count
+        # In a step without it the part of a group is 0.
+        present = of_group.sizes
+        variance = of_group.sum((of_step - mean[of_group.number]) ** 2) + (count - present) * mean**2
+        ambiguous = groups.sum(part * chosen["ambiguous"]) / count
+        order = np.argsort(-mean, kind="stable")
+        return Table(
+            CRITICAL_SHARE,
+            {
+                **{name: chosen[name][groups.first][order] for name in _IDENTITY},
+                "share_ratio": mean[order],
+                "spread_ratio": np.sqrt(variance / count)[order],
+                "ambiguous_ratio": ambiguous[order],
+                "held_ns": groups.sum(chosen["held_ns"])[order],
+                "path_steps_count": present[order],
+                "steps_count": np.full(len(groups), count),
+            },
+        )
 
 
 def critical_path(trace: Trace) -> Table:
@@ -232,7 +268,7 @@ def _stretches(index: TraceIndex, course: Course) -> Table:
     chosen = GroupBy(row).argmax(rivals_of_row.sum(shared))  # the one that ran at the same time longest
     rival_rank[row[chosen]], rival_kind[row[chosen]] = other_rank[chosen], other_kind[chosen]
     rival_slack[row[chosen]] = rivals_of_row.min(course.slack_ns[node])[chosen]
-    texts = np.array(whole.texts or [""])
+    texts = np.array(whole.texts)
     return Table(
         CRITICAL_PATH,
         {
@@ -250,47 +286,5 @@ def _stretches(index: TraceIndex, course: Course) -> Table:
             "rival_rank": rival_rank,
             "rival_kind": words(StallKind, rival_kind),
             "rival_slack_ns": rival_slack,
-        },
-    )
-
-
-def _divide(stretches: Table) -> Table:
-    fetched = np.flatnonzero(stretches["fetch_ns"] > 0)
-    read = stretches.take(fetched)
-    kind, rest = stretches["kind"].copy(), stretches["held_ns"] - stretches["fetch_ns"]
-    kind[fetched] = StallKind.PREP.name.lower()
-    fetch = np.full(len(read), StallKind.FETCH.name.lower())
-    parts = [stretches.replace(kind=kind, held_ns=rest), read.replace(kind=fetch, held_ns=read["fetch_ns"])]
-    whole = Table.concat(CRITICAL_PATH, parts)
-    return whole.take(whole["held_ns"] > 0)
-
-
-def _shares(divided: Table, counted: Int64) -> Table:
-    chosen = divided.take(np.isin(divided["step"], counted))
-    if not len(chosen):
-        return Table.empty(CRITICAL_SHARE)
-    groups, steps = GroupBy(*(chosen[name] for name in _IDENTITY)), GroupBy(chosen["step"])
-    count = len(steps)
-    held = chosen["held_ns"].astype(np.float64)
-    part = held / steps.sum(held)[steps.number]
-    # A step may hold several stretches of a group.
-    pairs = GroupBy(groups.number, steps.number)
-    of_step, of_group = pairs.sum(part), GroupBy(pairs.keys[0])
-    mean = of_group.sum(of_step) / count
-    # In a step without it the part of a group is 0.
-    present = of_group.sizes
-    variance = of_group.sum((of_step - mean[of_group.number]) ** 2) + (count - present) * mean**2
-    ambiguous = groups.sum(part * chosen["ambiguous"]) / count
-    order = np.argsort(-mean, kind="stable")
-    return Table(
-        CRITICAL_SHARE,
-        {
-            **{name: chosen[name][groups.first][order] for name in _IDENTITY},
-            "share_ratio": mean[order],
-            "spread_ratio": np.sqrt(variance / count)[order],
-            "ambiguous_ratio": ambiguous[order],
-            "held_ns": groups.sum(chosen["held_ns"])[order],
-            "path_steps_count": present[order],
-            "steps_count": np.full(len(groups), count),
         },
     )

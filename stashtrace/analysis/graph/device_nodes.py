@@ -22,10 +22,11 @@ from stashtrace.analysis.graph import batch_nodes
 from stashtrace.analysis.graph.graph_parts import Cells, Painted, Parts, step_of
 from stashtrace.analysis.graph.transfer_nodes import Transfers
 from stashtrace.analysis.graph.work_graph import EdgeKind, Resource
-from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64, window_around
 from stashtrace.analysis.stalls.batch_waits import batch_layers, batch_waits
 from stashtrace.analysis.stalls.on_host import time_of_spans
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
+from stashtrace.analysis.steps.steps import steps_on_host
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.analysis.steps.training_loop import update_windows
 from stashtrace.schema.groupby import GroupBy, order_by
@@ -124,9 +125,7 @@ class _Rank:
 
     def __init__(self, index: TraceIndex, thread: StepThread, steps: Table, pieces: _Pieces, parts: Parts) -> None:
         self.index, self.thread, self.steps, self.pieces, self.parts = index, thread, steps, pieces, parts
-        on_host = index.host_steps
-        mine = (on_host["rank"] == thread.rank) & np.isin(on_host["step"], steps["step"])
-        self.host_steps = on_host.take(mine).sort_by("begin_ns")
+        self.host_steps = steps_on_host(index.origin, steps, thread.rank)
         self.launches_ns = np.unique(pieces.launch_ns[pieces.launch_ns >= 0])
 
     def add_host(self, origin_ns: int) -> None:
@@ -445,15 +444,12 @@ def _collective_of(index: TraceIndex, thread: StepThread, rows: Int64) -> Int64:
     for stream in np.unique(kernels["track_id"][rows[talks]]).tolist():
         mine = talks[kernels["track_id"][rows[talks]] == stream]
         given = places[np.isin(table["stream_track_id"][places], (stream, -1))]
-        if not len(given):
-            continue
         given = given[np.argsort(seen.begin_ns[given], kind="stable")]
         middle = (kernels["begin_ns"][rows[mine]] + kernels["end_ns"][rows[mine]]) // 2
-        at = np.searchsorted(seen.begin_ns[given], middle, side="right") - 1
-        fits = (at >= 0) & (middle <= seen.end_ns[given[at]])
+        at = window_around(middle, middle, seen.begin_ns[given], seen.end_ns[given])
         # An operation of several kernels is entered with the first; the others are separate work.
-        _, first = np.unique(at[fits], return_index=True)
-        chosen = np.flatnonzero(fits)[first]
+        _, first = np.unique(at[at >= 0], return_index=True)
+        chosen = np.flatnonzero(at >= 0)[first]
         collective[mine[chosen]] = given[at[chosen]]
     return collective
 

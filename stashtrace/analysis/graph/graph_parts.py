@@ -10,7 +10,7 @@ import numpy as np
 
 from stashtrace._native import intervals
 from stashtrace.analysis.graph.work_graph import EdgeKind, Graph, Int8
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, distinct, int64
+from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, distinct, int64, window_at
 from stashtrace.analysis.stalls.rows_by_thread import Layer
 from stashtrace.analysis.steps.step_time import kinds_that_count
 from stashtrace.analysis.steps.steps import is_counted
@@ -143,9 +143,7 @@ class Painted:
 
     def layer_at(self, moments: Int64) -> Int64:
         """Return the number of the layer at each moment, -1 where there is none."""
-        at = np.searchsorted(self.begin, moments, side="right") - 1
-        inside = (at >= 0) & (moments < np.append(self.end, -1)[at])
-        return np.where(inside, np.append(self.layer, -1)[at], -1)
+        return np.append(self.layer, -1)[window_at(moments, self.begin, self.end)]
 
     def kind_at(self, moments: Int64, otherwise: int) -> Int64:
         """Return the kind of the layer at each moment."""

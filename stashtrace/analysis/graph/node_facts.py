@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.graph.batch_nodes import own_fetches, worker_starts
-from stashtrace.analysis.graph.work_graph import Facts, Resource
-from stashtrace.analysis.intervals import Bools, Floats, Int64, int64, window_at
+from stashtrace.analysis.graph.work_graph import Facts, Graph, Resource
+from stashtrace.analysis.intervals import Bools, Floats, Int64, int64, window_around, window_at
 from stashtrace.analysis.stalls.cpu_waits import Handoffs, handoffs
 from stashtrace.analysis.stalls.on_host import outer_phase_rows, time_of_spans
 from stashtrace.analysis.stalls.rows_by_thread import READ_OPS, TraceIndex
@@ -24,11 +23,8 @@ from stashtrace.analysis.stalls.sampled_cpus import host_cpus
 from stashtrace.analysis.steps.epochs import LoaderSamples, recorded_samples, serves, step_samples
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import GroupBy, RowsBy
-from stashtrace.schema.kinds import IO_WAITED, BatchPhase, IoFlag, SpanKind, StallKind
+from stashtrace.schema.kinds import IO_WAITED, NOT_FILES, BatchPhase, IoFlag, SpanKind, StallKind
 from stashtrace.schema.table import Table
-
-if TYPE_CHECKING:
-    from stashtrace.analysis.graph.work_graph import Graph
 
 #: Backends whose all-reduce is a ring for any size of the group.
 _RINGS = ("gloo",)
@@ -82,7 +78,7 @@ def facts_of(
     known = loaders.find(ids)
     served[known[known >= 0]] = codes[known >= 0]
     trace, recorded = index.trace, recorded_samples(index.trace)
-    host_codes = dict(zip(trace.processes["process_id"].tolist(), trace.processes["host_code"].tolist(), strict=True))
+    host_codes = trace.processes.lookup("process_id", "host_code")
     host_of = {thread.rank: trace.text(host_codes[thread.process_id]) for thread, _ in ranks}
     moved = np.flatnonzero(graph.is_transfer)
     operations = trace.collectives.take(graph.row[moved])
@@ -136,11 +132,8 @@ def _own_batches(index: TraceIndex, thread: StepThread, graph: Graph, nodes: Int
     too.
     """
     fetches, rows = index.batches_of_phase(BatchPhase.FETCH), own_fetches(index, thread)
-    if not len(rows) or not len(nodes):
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    at = np.searchsorted(fetches["begin_ns"][rows], graph.begin_ns[nodes], side="right") - 1
-    inside = (at >= 0) & (graph.begin_ns[nodes] < fetches["end_ns"][rows][at])
-    return nodes[inside], rows[at[inside]]
+    at = window_at(graph.begin_ns[nodes], fetches["begin_ns"][rows], fetches["end_ns"][rows])
+    return nodes[at >= 0], rows[at[at >= 0]]
 
 
 def _starting(
@@ -185,9 +178,8 @@ def _wait_for_cpus(handed: Handoffs, graph: Graph, nodes: Int64, queued_ns: Int6
     A node may be only the end of one, when the thread was no longer blocked: the wait of the thread itself is
     part of it.
     """
-    at = np.searchsorted(handed.begin, graph.begin_ns[nodes], side="right") - 1
-    inside = (at >= 0) & (graph.begin_ns[nodes] < np.append(handed.end, -1)[at])
-    nodes, at = nodes[inside], at[inside]
+    at = window_at(graph.begin_ns[nodes], handed.begin, handed.end)
+    nodes, at = nodes[at >= 0], at[at >= 0]
     work = graph.end_ns[nodes] - graph.begin_ns[nodes]
     whole = np.bincount(at, weights=work, minlength=len(handed.begin))
     sending = (handed.queued - handed.own) * np.minimum(whole / np.maximum(handed.end - handed.begin, 1), 1.0)
@@ -297,7 +289,6 @@ _QUICK_RATIO, _SLOW_RATIO = 0.1, 0.75
 _OCTAVES = 1
 #: At most this many calls of a run are examined.
 _MOST_ROWS = 8_000_000
-_NOT_FILES = int(IoFlag.SOCKET | IoFlag.PIPE | IoFlag.DIRECT)
 
 
 def memory_bounds_ns(index: TraceIndex, process: Int64, begin: Int64, end: Int64) -> tuple[Floats, Floats]:
@@ -323,10 +314,9 @@ def _waiting_reads(index: TraceIndex, process: Int64, begin: Int64, end: Int64) 
         mine = mine[np.argsort(begin[mine], kind="stable")]
         places = index.io_by_process.rows(number)
         places = places[index.io.is_storage[places] & index.io.is_read[places] & (index.io.result[places] > 0)]
-        at = np.searchsorted(begin[mine], index.io.begin[places], side="right") - 1
-        inside = (at >= 0) & (index.io.end[places] <= end[mine][at])
-        rows.append(places[inside])
-        batches.append(mine[at[inside]])
+        at = window_around(index.io.begin[places], index.io.end[places], begin[mine], end[mine])
+        rows.append(places[at >= 0])
+        batches.append(mine[at[at >= 0]])
     none = np.empty(0, dtype=np.int64)
     return np.concatenate([none, *rows]), np.concatenate([none, *batches])
 
@@ -350,7 +340,7 @@ def _quiet_reads(index: TraceIndex, octaves: Int64, tracks: npt.NDArray[np.int32
     looked = 0
     for piece in index.trace.io_pieces():
         read = np.isin(piece["op_code"], READ_OPS) & (piece["result_bytes"] > 0)
-        rows = np.flatnonzero(read & ((piece["io_flags"] & (IO_WAITED | _NOT_FILES)) == 0))
+        rows = np.flatnonzero(read & ((piece["io_flags"] & (IO_WAITED | NOT_FILES | int(IoFlag.DIRECT))) == 0))
         octave = _octave(piece["result_bytes"][rows])
         similar = (octave >= octaves[0] - _OCTAVES) & (octave <= octaves[-1] + _OCTAVES)
         rows, octave = rows[similar], octave[similar]

@@ -5,7 +5,7 @@ Only pieces of the critical path get names: they are few compared to the nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,8 @@ from stashtrace._native import intervals
 from stashtrace.analysis.collectives.collective_waits import communicator_names
 from stashtrace.analysis.graph.critical_path import Part, Pieces
 from stashtrace.analysis.graph.work_graph import EdgeKind, Graph, Resource
-from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64, window_at
+from stashtrace.analysis.lines.thread_places import innermost
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import step_at
@@ -23,6 +24,7 @@ from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.analysis.stragglers.cause_names import BETWEEN_PHASES
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import NAMED_SPANS, CollectiveOp, Phase, StallKind, WaitOp
+from stashtrace.schema.strings import StringPool
 
 #: Name of the time for which work waited for nothing known.
 GAP = "gap"
@@ -67,7 +69,7 @@ def named(index: TraceIndex, graph: Graph, pieces: Pieces) -> Named:
         for points in (labels_of.begin, labels_of.end)
     ]
     pieces, _ = pieces.cut(np.concatenate([*cuts, int64([])]))
-    pool = _Pool()
+    pool = StringPool()
     edge_kind = np.append(graph.edge_kind, _TO_THE_END)[np.minimum(pieces.edge, len(graph.edge_kind))]
     later = np.isin(pieces.node, graph.ends_before[graph.ends_before >= 0])  # a rank that began after the first one
     lag = (pieces.part == Part.LAG) & ~later
@@ -84,62 +86,37 @@ def named(index: TraceIndex, graph: Graph, pieces: Pieces) -> Named:
         mine = owners.rows(labels_of.owner)
         name[mine] = _label(index, labels_of, pieces, mine, kind[mine], pool)
     transfers = np.flatnonzero(work & (graph.resource[pieces.node] == Resource.TRANSFER))
-    name[transfers] = _operations(index, graph.row[pieces.node[transfers]], pool.code)
+    name[transfers] = _operations(index, graph.row[pieces.node[transfers]], pool)
     rows = graph.row[pieces.node]
     kernels = np.flatnonzero(work & (graph.resource[pieces.node] == Resource.STREAM) & (rows >= 0))
     name[kernels] = _texts_of(index, index.trace.kernels["name_code"][rows[kernels]], pool)
     saves = np.flatnonzero(work & (graph.resource[pieces.node] == Resource.CHECKPOINT))
     name[saves] = _texts_of(index, index.trace.phases["name_code"][rows[saves]], pool, Phase.CHECKPOINT.name.lower())
-    return Named(pieces, work, int64(kind), name, pool.texts)
+    return Named(pieces, work, int64(kind), name, list(pool))
 
 
-def _texts_of(index: TraceIndex, codes: npt.NDArray[np.integer], pool: _Pool, unnamed: str = "") -> Int64:
+def _texts_of(index: TraceIndex, codes: npt.NDArray[np.integer], pool: StringPool, unnamed: str = "") -> Int64:
     """Put the texts of string codes into the pool, each once; return the code there of each."""
     distinct = GroupBy(codes)
     texts = (index.trace.text(code) or unnamed for code in distinct.values.tolist())
-    return int64([pool.code(text) for text in texts])[distinct.number]
+    return pool.codes(texts)[distinct.number]
 
 
-def _label(index: TraceIndex, labels: _Labels, pieces: Pieces, mine: Int64, kind: Int64, pool: _Pool) -> Int64:
+def _label(index: TraceIndex, labels: _Labels, pieces: Pieces, mine: Int64, kind: Int64, pool: StringPool) -> Int64:
     """Name the pieces of one owner: blocked ones by the call, others by the label that they lie in."""
     begin = pieces.begin_ns[mine]
-    at = np.searchsorted(labels.begin, begin, side="right") - 1
-    inside = (at >= 0) & (begin < np.append(labels.end, 0)[at])
-    codes = int64([pool.code(text) for text in labels.texts])
+    at = window_at(begin, labels.begin, labels.end)
+    inside = at >= 0
     name = np.full(len(mine), pool.code(labels.otherwise), dtype=np.int64)
-    name[inside] = codes[labels.text[at[inside]]]
+    name[inside] = pool.codes(labels.texts)[labels.text[at[inside]]]
     if labels.track < 0:
         return name
     name[~inside & np.isin(kind, (StallKind.COMPUTE, StallKind.PYTHON))] = pool.code(BETWEEN_PHASES)
     stood = np.flatnonzero(kind == StallKind.OTHER)
     op = _blocking_calls(index, labels.track, begin[stood], pieces.end_ns[mine[stood]])
-    calls = int64([pool.code(call.name.lower()) for call in WaitOp])
+    calls = pool.codes(call.name.lower() for call in WaitOp)
     name[stood[op >= 0]] = calls[op[op >= 0]]
     return name
-
-
-def storage_ns(index: TraceIndex, process: Int64, begin_ns: Int64, end_ns: Int64) -> Int64:
-    """Return how long the process of each interval was blocked in storage within it; 0 for the process -1."""
-    blocked_ns = np.zeros(len(process), dtype=np.int64)
-    for number in np.unique(process[process >= 0]).tolist():
-        mine, io, rows = process == number, index.io, index.io_by_process.rows(number)
-        rows = rows[io.is_storage[rows]]
-        blocked_ns[mine] = TimeSet.of(io.begin[rows], io.end[rows]).within(begin_ns[mine], end_ns[mine])
-    return blocked_ns
-
-
-class _Pool:
-    """Numbered texts, each once."""
-
-    def __init__(self) -> None:
-        self._codes: dict[str, int] = {}
-
-    def code(self, text: str) -> int:
-        return self._codes.setdefault(text, len(self._codes))
-
-    @property
-    def texts(self) -> list[str]:
-        return list(self._codes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +162,7 @@ def _labels(index: TraceIndex, graph: Graph, pieces: Pieces) -> Iterable[_Labels
         for resource in (Resource.STEP_THREAD, Resource.HOST):
             if (resource, thread.process_id) in present:
                 yield _functions(index, thread, resource)
-    processes = index.trace.processes
-    numbers = dict(zip(processes["process_id"].tolist(), processes["worker_id"].tolist(), strict=True))
+    numbers = index.trace.processes.lookup("process_id", "worker_id")
     for resource, process in present:
         if resource == Resource.WORKER:
             number = numbers.get(process, -1)
@@ -202,20 +178,14 @@ def _functions(index: TraceIndex, thread: StepThread, resource: Resource) -> _La
     spans = spans.take(np.isin(spans["kind_code"], NAMED_SPANS) & (spans["end_ns"] > spans["begin_ns"]))
     order = np.lexsort((-spans["end_ns"], spans["begin_ns"]))
     begin, end = spans["begin_ns"][order], spans["end_ns"][order]
-    depth = np.arange(len(order)) - np.searchsorted(np.sort(end), begin, side="right")
     names = GroupBy(spans["name_code"][order])
+    inner = innermost(begin, end)
     rows = outer_phase_rows(index, thread)
     phases = GroupBy(trace.phases["phase_code"][rows])
-    layers = [_disjoint(begin[own], end[own], names.number[own]) for own in reversed(list(GroupBy(depth)))]
-    times = trace.phases["begin_ns"][rows], trace.phases["end_ns"][rows]
-    layers.append(_disjoint(*times, len(names) + phases.number))
-    painted_begin, painted_end, layer = intervals.paint([painted[:2] for painted in layers])
-    shown = []
-    for number, (own_begin, own_end, value) in enumerate(layers):  # painting joins neighbours of one layer
-        mine = layer == number
-        cut = intervals.join(painted_begin[mine], painted_end[mine], own_begin, own_end)
-        shown.append((cut[0], cut[1], value[cut[3]]))
-    begin, end, text = (np.concatenate(column) for column in zip(*shown, strict=True))
+    times = TimeSet(trace.phases["begin_ns"][rows], trace.phases["end_ns"][rows])
+    around_begin, around_end, row = (times - TimeSet(inner.begin, inner.end)).pieces(times.begin, times.end)
+    begin, end = np.concatenate([inner.begin, around_begin]), np.concatenate([inner.end, around_end])
+    text = np.concatenate([names.number[inner.tag], len(names) + phases.number[row]])
     order = np.argsort(begin, kind="stable")
     texts = [*map(trace.text, names.values.tolist()), *(Phase(code).name.lower() for code in phases.values.tolist())]
     return _Labels(resource, thread.process_id, begin[order], end[order], text[order], texts, track=thread.track_id)
@@ -244,11 +214,11 @@ def _disjoint(begin: Int64, end: Int64, value: npt.NDArray[np.intp]) -> tuple[In
     return int64(begin[kept]), int64(end[kept]), int64(value[kept])
 
 
-def _operations(index: TraceIndex, rows: Int64, code: Callable[[str], int]) -> Int64:
+def _operations(index: TraceIndex, rows: Int64, pool: StringPool) -> Int64:
     """Name the operation of each of these rows of ``collectives``, with its number among its kind in its step."""
     table = index.trace.collectives
     if not len(rows) or not len(table):
-        return np.full(len(rows), code("transfer"), dtype=np.int64)
+        return np.full(len(rows), pool.code("transfer"), dtype=np.int64)
     operations = GroupBy(table["group_hash"], table["sequence"])
     first = operations.first
     step = step_at(index.steps, table["rank"][first], table["call_ns"][first])
@@ -260,7 +230,7 @@ def _operations(index: TraceIndex, rows: Int64, code: Callable[[str], int]) -> I
     names = communicator_names(index.trace, communicators.values)
     wanted = zip(*(column.tolist() for column in distinct.keys), strict=True)
     texts = (_operation(op, str(names[at]) if len(names) > 1 else "", number) for op, at, number in wanted)
-    return int64([code(text) for text in texts])[distinct.number]
+    return pool.codes(texts)[distinct.number]
 
 
 def _operation(op: int, communicator: str, number: int) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
+from stashtrace.analysis.collectives.matching import process_values
 from stashtrace.analysis.graph.graph_parts import Parts
 from stashtrace.analysis.graph.work_graph import EdgeKind, Graph, Resource
 from stashtrace.analysis.intervals import Bools, Int64, int64
@@ -23,7 +24,7 @@ from stashtrace.analysis.stragglers.pipeline_stages import stated_numbers
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import MESSAGES, DeviceWork, StallKind
-from stashtrace.schema.trace import DATA_PARALLEL_RANK, PIPELINE_STAGE, Trace
+from stashtrace.schema.trace import DATA_PARALLEL_RANK, PIPELINE_STAGE, Trace, is_stated
 
 #: Timers of two streams of one device agree to this.
 _SAME_MOMENT_NS = 1_000_000
@@ -49,7 +50,7 @@ class PipelineGraph(Graph):
 
 def is_pipeline(trace: Trace) -> bool:
     """Return True if the operations of a pipeline were recorded: then each process states its stage."""
-    return trace.strings.find(PIPELINE_STAGE) in trace.metadata["key_code"].tolist()
+    return is_stated(trace, PIPELINE_STAGE)
 
 
 def build_pipeline(index: TraceIndex, *, overlapped_messages: bool = False) -> PipelineGraph:
@@ -101,20 +102,18 @@ def _work(index: TraceIndex) -> _Work:
     moved = np.flatnonzero((table["device_begin_ns"] >= 0) & (table["device_end_ns"] >= table["device_begin_ns"]))
     process = np.concatenate([kernels["process_id"][computes], table["process_id"][moved]]).astype(np.int64)
     operations = GroupBy(np.concatenate([kernels["name_code"][computes], table["name_code"][moved]]))
-    processes = trace.processes
-    rank_of = np.full(int(processes["process_id"].max(initial=-1)) + 1, -1, dtype=np.int64)
-    rank_of[processes["process_id"]] = processes["rank"]
+    rank = process_values(trace, process, "rank")
     collective = np.concatenate([np.full(len(computes), -1), moved]).astype(np.int64)
     talks = np.concatenate([np.zeros(len(computes), dtype=bool), np.isin(table["op_code"][moved], MESSAGES)])
     begin = int64(np.concatenate([kernels["begin_ns"][computes], table["device_begin_ns"][moved]]))
     end = int64(np.concatenate([kernels["end_ns"][computes], table["device_end_ns"][moved]]))
-    order = np.lexsort((end, begin, rank_of[process]))
-    order = order[rank_of[process][order] >= 0]
+    order = np.lexsort((end, begin, rank))
+    order = order[rank[order] >= 0]
     if not len(order):
         raise MissingDataError("no operation of a rank was recorded", hint="a graph is made of them")
     return _Work(
         tuple(trace.text(code) for code in operations.values.tolist()),
-        rank_of[process][order],
+        rank[order],
         process[order],
         begin[order],
         end[order],

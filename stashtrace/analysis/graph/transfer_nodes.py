@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace.analysis.collectives.matching import group_table
+from stashtrace.analysis.collectives.matching import group_table, peers_of
 from stashtrace.analysis.graph.graph_parts import Parts
 from stashtrace.analysis.graph.work_graph import EdgeKind, Resource
 from stashtrace.analysis.intervals import NEVER, Bools, Int64, value_at
@@ -99,10 +99,9 @@ def _times_without_late_looks(enter: Int64, done: Int64, moved_bytes: Int64, is_
     if not len(known) or not is_late.any():
         return done
     sizes = GroupBy(moved_bytes[known])
-    at = np.searchsorted(sizes.values, moved_bytes)
-    same = np.append(sizes.values, -1)[at] == moved_bytes
+    at = sizes.find(moved_bytes)
     took = np.append(sizes.median((done - enter)[known]), 0)[at]
-    return np.where(is_late & same, np.minimum(done, enter + took), done)
+    return np.where(is_late & (at >= 0), np.minimum(done, enter + took), done)
 
 
 def _numbers(index: TraceIndex) -> tuple[Int64, Int64]:
@@ -119,11 +118,7 @@ def _numbers(index: TraceIndex) -> tuple[Int64, Int64]:
     )
     if not len(rows):
         return queue, number
-    members = group_table(index.trace)
-    peer = np.full(len(rows), -1, dtype=np.int64)
-    for value, at in GroupBy(table["group_hash"][rows]).items():
-        ranks, place = members[value].members, table["peer_rank"][rows[at]]
-        peer[at] = np.append(ranks, -1)[np.minimum(place, len(ranks))]
+    peer = peers_of(table, rows, group_table(index.trace))
     sends, rank = table["op_code"][rows] == CollectiveOp.SEND, table["rank"][rows]
     source, target = np.where(sends, rank, peer), np.where(sends, peer, rank)
     directions = GroupBy(queue[rows], source, target)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Bools, Floats, Int64
+from stashtrace.analysis.intervals import Bools, Floats, Int64, ranges
 from stashtrace.analysis.io.calls import READING, Follower, moves, process_pieces, time_class
 from stashtrace.analysis.io.data_files import FILES_HINT, Files, data_files
 from stashtrace.analysis.io.files import below
@@ -271,7 +271,7 @@ def collect_accesses(trace: Trace, block_bytes: int, *, wanted: Bools | None = N
     """
     kept: list[Accesses] = []
     rows_count, threshold = 0, _FULL
-    host_of = dict(zip(trace.processes["process_id"].tolist(), trace.processes["host_code"].tolist(), strict=True))
+    host_of = trace.processes.lookup("process_id", "host_code")
     for process, pieces in process_pieces(trace):
         follower = Follower(len(trace.strings))
         for whole in pieces():
@@ -334,11 +334,10 @@ def _of_piece(piece: Table, follower: Follower, block_bytes: int, host: int) -> 
 
 def _divide_into_blocks(reads: _Reads, block_bytes: int, host: int) -> Accesses:
     call = np.repeat(np.arange(len(reads.each)), reads.each)
-    inside = np.arange(len(call)) - np.repeat(np.cumsum(reads.each) - reads.each, reads.each)
-    block = reads.low_block[call] + inside
+    block = ranges(reads.low_block, reads.low_block + reads.each)
     low = np.maximum(reads.offset[call] - block * block_bytes, 0)
     high = np.minimum(reads.end[call] - block * block_bytes, block_bytes)
-    new = ~(reads.goes_on[call] & (inside == 0))
+    new = ~(reads.goes_on[call] & (block == reads.low_block[call]))
     new[0] = True
     accesses = GroupBy.runs(np.cumsum(new))
     starts = accesses.first

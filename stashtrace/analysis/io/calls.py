@@ -10,15 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Bools, Int64
+from stashtrace.analysis.stalls.rows_by_thread import process_of_track
 from stashtrace.schema.groupby import GroupBy, order_by
-from stashtrace.schema.kinds import NOT_FILES, IoFlag, IoOp
+from stashtrace.schema.kinds import NOT_FILES, OPENS, READS, WRITES, IoFlag, IoOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
 Codes = npt.NDArray[np.int8]
-OPENS = (IoOp.OPEN, IoOp.FOPEN)
-READS = (IoOp.READ, IoOp.PREAD, IoOp.READV, IoOp.PREADV, IoOp.FREAD, IoOp.SENDFILE)
-WRITES = (IoOp.WRITE, IoOp.PWRITE, IoOp.WRITEV, IoOp.PWRITEV, IoOp.FWRITE)
 #: Calls whose time Darshan counts as writing, and as metadata; it does not count others (unlink, mkdir, ...).
 _FLUSHES = (IoOp.FSYNC, IoOp.FFLUSH)
 _METADATA = (*OPENS, IoOp.CLOSE, IoOp.FCLOSE, IoOp.LSEEK, IoOp.FSEEK, IoOp.STAT, IoOp.MMAP, IoOp.RENAME)
@@ -77,15 +75,6 @@ def process_pieces(trace: Trace) -> Iterator[tuple[int, Pieces]]:
 
 def _only(table: Table) -> list[Table]:
     return [table]
-
-
-def process_of_track(trace: Trace) -> Int64:
-    """Return the process id by track id; -1 where no track has the id."""
-    tracks, io = trace.tracks, trace.streamed_io
-    largest = int(trace.io["track_id"].max(initial=-1)) if io is None else len(io.counts) - 1
-    owner = np.full(max(int(tracks["track_id"].max(initial=-1)), largest) + 1, -1, dtype=np.int64)
-    owner[tracks["track_id"]] = tracks["process_id"]
-    return owner
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from stashtrace.analysis.intervals import Bools, Int64
 from stashtrace.analysis.io.calls import (
     METADATA,
-    OPENS,
     READING,
     WRITING,
     Followed,
@@ -26,7 +25,7 @@ from stashtrace.analysis.io.calls import (
 )
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy, order_by
-from stashtrace.schema.kinds import IO_WAITED
+from stashtrace.schema.kinds import IO_WAITED, OPENS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 

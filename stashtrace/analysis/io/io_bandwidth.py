@@ -151,8 +151,8 @@ def _add_shared(time: dict[str, Int64], kept: list[Table]) -> None:
 
 def _add_totals(trace: Trace, layers: dict[str, _Layer]) -> None:
     """Add the sums of an imported log; calls that DXT recorded have already been counted."""
-    summed, processes = trace.io_totals, trace.processes
-    name_of = {int(i): trace.text(c) for i, c in zip(processes["process_id"], processes["name_code"], strict=True)}
+    summed = trace.io_totals
+    name_of = {i: trace.text(code) for i, code in trace.processes.lookup("process_id", "name_code").items()}
     for code in np.unique(summed["layer_code"]).tolist():
         rows = summed.take(summed["layer_code"] == code)
         layer = layers.setdefault(trace.text(code) or "posix", _Layer())

@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.analysis.intervals import Bools, Floats, Int64, TimeSet, int64, window_at
-from stashtrace.analysis.io.calls import OPENS, READS, process_of_track
+from stashtrace.analysis.intervals import Bools, Floats, Int64, TimeSet, int64, window_around, window_at
 from stashtrace.analysis.io.data_files import data_files
 from stashtrace.analysis.io.ranges import DistinctBytes, batch_of, loader_passes
 from stashtrace.analysis.registry import analyze
+from stashtrace.analysis.stalls.rows_by_thread import process_of_track
 from stashtrace.analysis.steps.epochs import workers_count
 from stashtrace.errors import MissingDataError
 from stashtrace.schema import columns as col
 from stashtrace.schema.groupby import GroupBy, order_by
-from stashtrace.schema.kinds import IO_WAITED, NOT_FILES, BatchPhase
+from stashtrace.schema.kinds import IO_WAITED, NOT_FILES, OPENS, READS, BatchPhase
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -224,8 +224,7 @@ def _rank_rows(trace: Trace, rank: int, steps: Table, stalls: Table, made: _Batc
     lost = GroupBy.numbered(GroupBy(steps["step"]).row_of(data["step"]), len(steps)).sum(data["stall_ns"])
     table = trace.batches
     receives = table.take((table["phase_code"] == BatchPhase.RECEIVE) & np.isin(table["track_id"], steps["track_id"]))
-    at = np.searchsorted(steps["begin_ns"], receives["begin_ns"], side="right") - 1
-    at = np.where(receives["end_ns"] <= np.append(steps["end_ns"], -1)[at], at, -1)
+    at = window_around(receives["begin_ns"], receives["end_ns"], steps["begin_ns"], steps["end_ns"])
     received = GroupBy.numbered(at, len(steps)).sum(receives["end_ns"] - receives["begin_ns"])
     by_batch = GroupBy.numbered(made.range_batch, len(made.begin))
     size, reading = by_batch.sum(made.range_bytes), by_batch.sum(made.range_ns)

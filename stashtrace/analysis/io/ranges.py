@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
-from stashtrace.analysis.io.calls import OPENS, READING, moves, process_pieces
+from stashtrace.analysis.io.calls import READING, moves, process_pieces
 from stashtrace.analysis.io.data_files import data_files
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import NOT_FILES, BatchPhase
+from stashtrace.schema.kinds import NOT_FILES, OPENS, BatchPhase
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -103,8 +103,6 @@ class FileReads:
     distinct_bytes: Int64
     #: Bytes of the reads if each rank had read each of its bytes once in each of its passes over the data.
     needed_bytes: Int64
-    #: Largest number of passes of a rank.
-    passes_count: Int64
 
 
 def file_reads(trace: Trace) -> FileReads:
@@ -115,7 +113,7 @@ def file_reads(trace: Trace) -> FileReads:
     """
     count = len(trace.strings)
     wanted = data_files(trace)
-    owner = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
+    owner = trace.processes.lookup("process_id", "rank")
     passes = loader_passes(trace)
     fetches = trace.batches.take(trace.batches["phase_code"] == BatchPhase.FETCH).sort_by("track_id", "begin_ns")
     readers: dict[int, int] = {}
@@ -149,7 +147,7 @@ def file_reads(trace: Trace) -> FileReads:
     all_distinct[paths] = total
     needed = np.minimum(read_bytes.astype(np.float64), distinct.astype(np.float64) * times).astype(np.int64)
     by_path = GroupBy.numbered(key % count, count)
-    return FileReads(by_path.sum(read_bytes), all_distinct, by_path.sum(needed), by_path.max(times, empty=0))
+    return FileReads(by_path.sum(read_bytes), all_distinct, by_path.sum(needed))
 
 
 _NONE: Int64 = np.empty(0, dtype=np.int64)

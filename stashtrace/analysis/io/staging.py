@@ -7,7 +7,6 @@ import os
 import numpy as np
 
 from stashtrace.analysis.intervals import Bools, Int64
-from stashtrace.analysis.io.calls import OPENS
 from stashtrace.analysis.io.data_files import FILES_HINT, Files, data_files, is_pseudo_file
 from stashtrace.analysis.io.file_counters import count_files
 from stashtrace.analysis.io.files import groups
@@ -15,9 +14,9 @@ from stashtrace.analysis.io.io_tables import IO_STAGING
 from stashtrace.calibration.file import Calibration, calibration_of
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema.groupby import order_by
-from stashtrace.schema.kinds import IoFlag
+from stashtrace.schema.kinds import OPENS, IoFlag
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import Trace, facts_named
 from stashtrace.text.units import bytes_of, bytes_per_s_of, ns_of
 
 _READ = "random_read"
@@ -202,5 +201,4 @@ def staged_opens(trace: Trace) -> int:
 
 def used_copies(trace: Trace) -> bool:
     """Return True if a run was given a list of copies."""
-    key = trace.strings.find("staged")
-    return key >= 0 and bool(((trace.metadata["key_code"] == key) & (trace.metadata["process_id"] == -1)).any())
+    return any(process == -1 for process, _ in facts_named(trace, "staged"))

@@ -17,7 +17,7 @@ from stashtrace.analysis.io.calls import READING, moves, process_pieces
 from stashtrace.analysis.stalls.sampled_cpus import last_values
 from stashtrace.schema.kinds import NOT_FILES, IoFlag, IoOp
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import Trace, facts_named
 from stashtrace.text.units import bytes_text
 
 #: What a call that went to storage may have read ahead.
@@ -58,10 +58,7 @@ def unseen_reads(trace: Trace, facts: Callable[[str], Mapping[int, int]]) -> lis
 
     ``facts`` gives the largest whole number that each process recorded under a key.
     """
-    waiting = [code for name in _WAIT_FOR_SOCKETS if (code := trace.strings.find(name)) >= 0]
-    key = trace.metadata["key_code"] == trace.strings.find("io_uring")
-    key &= ~np.isin(trace.metadata["value_code"], waiting)
-    rings = len(np.unique(trace.metadata["process_id"][key]))
+    rings = len({process for process, name in facts_named(trace, "io_uring") if name not in _WAIT_FOR_SOCKETS})
     amount = sum(process.unseen_bytes() for process in _processes(trace, facts))
     read = f"{bytes_text(amount)} read from storage" if amount else ""
     if rings:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Bools, Int64, int64
 from stashtrace.analysis.lines.functions_of_run import (
     CHANCE,
     FunctionMeans,
@@ -121,9 +121,7 @@ def longer_lines(trace: Trace, rank: int, count: int, *, where: str = STEP) -> l
     return found
 
 
-def _means_of(
-    times: PlaceTimes, function_number: Int64, chosen: npt.NDArray[np.bool_], where: int, step_kind: int
-) -> _Means:
+def _means_of(times: PlaceTimes, function_number: Int64, chosen: Bools, where: int, step_kind: int) -> _Means:
     """Return the means of one kind of step, or of batches.
 
     ``function_number``: of each place. ``chosen``: amounts that count.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace.analysis.compare.change import CLEARLY_MORE, RUN_TO_RUN_RATIO, RUNS_THAT_TELL, Side
+from stashtrace.analysis.compare.change import CLEARLY_MORE, RUN_TO_RUN_RATIO, Side, variance_of_runs
 from stashtrace.analysis.compare.cpu_use import OtherWork
 from stashtrace.analysis.compare.diff import WORTH_NAMING_RATIO
 from stashtrace.analysis.compare.function_times import (
@@ -111,20 +111,14 @@ class _Compared:
     def change_ns(self) -> float:
         return self.after.mean_ns - self.before.mean_ns
 
-    @property
-    def counts(self) -> tuple[int, int]:
-        return len(self.before.values), len(self.after.values)
-
     def half_ns(self, chance: float, allowance_ns: float) -> float:
         """Return half of the interval of the change, without time whose function is unknown."""
         degrees = min(self.before.degrees, self.after.degrees)
         half = _errors(chance, degrees) * math.hypot(self.before.error_ns, self.after.error_ns)
-        enough = [np.array(side.values) for side in (self.before, self.after) if len(side.values) >= RUNS_THAT_TELL]
-        shares = sum(1 / count for count in self.counts)
-        if not enough:
+        shares = sum(1 / len(side.values) for side in (self.before, self.after))
+        variance, of_runs = variance_of_runs([np.array(side.values) for side in (self.before, self.after)])
+        if not of_runs:
             return half + allowance_ns * math.sqrt(shares / 2)
-        of_runs = sum(len(values) - 1 for values in enough)
-        variance = sum(float(((values - values.mean()) ** 2).sum()) for values in enough) / of_runs
         return max(half, _errors(chance, of_runs) * math.sqrt(variance * shares))
 
 

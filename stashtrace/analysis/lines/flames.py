@@ -15,14 +15,12 @@ import numpy as np
 
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.lines.lines import divide
-from stashtrace.analysis.lines.place_times import PlaceParts, PlaceTimes
+from stashtrace.analysis.lines.place_times import times_at
 from stashtrace.analysis.lines.user_frames import OURS, USERS, Places, callers_of, innermost_wanted, leaf_codes, owners
-from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
-from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
 from stashtrace.calibration.noise import wilson
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK, Column, schema
-from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
+from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace, cached_on_trace
 
@@ -68,7 +66,7 @@ def flames(trace: Trace) -> Table:
     if not len(trace.stack_samples) and not len(trace.stack_spans):
         return Table.empty(FLAMES)
     tree = _tree_of(trace)
-    times = _times(trace, tree.places)
+    times = times_at(trace, tree.places, with_start=False)
     found = divide(times, times.rank)
     kinds = GroupBy(*(found[name] for name in ("rank", "where_number", "step_kind", "kind")))
     time_ns, count = found["time_ns"], found["samples_count"]
@@ -113,20 +111,6 @@ def _with_callers(node: Int64, parent: Int64) -> tuple[Int64, Int64]:
         nodes.append(node)
         node = parent[node]
     return int64(np.concatenate(rows)), int64(np.concatenate(nodes))
-
-
-def _times(trace: Trace, places: Places) -> PlaceTimes:
-    """Divide the time of counted steps and of their batches among the nodes of a tree."""
-    index = TraceIndex(trace)
-    counted = counted_steps(index.steps)
-    by_rank, found = RowsBy(counted["rank"]), PlaceParts(index, counted, places)
-    for thread, _ in ranks_and_steps(trace, index.steps):
-        of_rank = counted.take(by_rank.rows(thread.rank)).sort_by("begin_ns")
-        of_rank = of_rank.take(of_rank["end_ns"] > of_rank["begin_ns"])
-        if len(of_rank):
-            found.add_steps(thread, of_rank)
-            found.add_batches(thread, of_rank)
-    return found.joined()
 
 
 def _tree_of(trace: Trace) -> _Tree:

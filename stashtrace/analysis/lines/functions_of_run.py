@@ -22,7 +22,7 @@ from stashtrace.analysis.compare.function_times import (
     FunctionTime,
     LineTime,
 )
-from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.intervals import Bools, Floats, Int64
 from stashtrace.analysis.lines.place_times import STEP, WHERES, WORKER, PlaceTimes, is_of_others, place_times
 from stashtrace.analysis.lines.user_frames import USERS, owners
 from stashtrace.analysis.steps.step_time import step_time_steps
@@ -31,8 +31,6 @@ from stashtrace.calibration.noise import OF_MEAN
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.trace import Trace
-
-Floats = npt.NDArray[np.float64]
 
 #: Chance that a bound of any compared function at all excludes 0 where nothing differs.
 CHANCE = 0.05
@@ -56,7 +54,7 @@ class FunctionMeans:
 
 def function_means(
     times: PlaceTimes,
-    chosen: npt.NDArray[np.bool_],
+    chosen: Bools,
     function_number: Int64,
     column: Int64,
     window: Int64,
@@ -244,7 +242,7 @@ def functions_of_run(trace: Trace) -> FunctionsOfRun | None:
     return FunctionsOfRun(tuple(found.groups), length_ns, _seen(trace))
 
 
-def _by_kind(times: PlaceTimes, chosen: npt.NDArray[np.bool_]) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
+def _by_kind(times: PlaceTimes, chosen: Bools) -> Iterator[tuple[str, Bools]]:
     for kind in np.unique(times.kind[chosen]).tolist():
         yield StallKind(kind).name.lower(), chosen & (times.kind == kind)
 
@@ -269,7 +267,7 @@ class _Groups:
         where: str,
         kind: str,
         ranks: Sequence[int],
-        chosen: npt.NDArray[np.bool_],
+        chosen: Bools,
         step: Int64,
         windows_count: Sequence[int],
         ranks_count: float,
@@ -301,7 +299,7 @@ class _Groups:
         return FunctionTime(name, path, mean, error, degrees, tuple(times))
 
     def _lines(
-        self, chosen: npt.NDArray[np.bool_], column: Int64, count: npt.NDArray[np.floating]
+        self, chosen: Bools, column: Int64, count: npt.NDArray[np.floating]
     ) -> dict[tuple[int, int], dict[int, list[LineTime]]]:
         """Return the time of the leaves of each line, by column and function."""
         times, places = self._times, self._times.places

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Bools, Floats, Int64, int64
 from stashtrace.analysis.lines.place_times import STEP, WHERES, WORKER, PlaceTimes, is_of_others, place_times
 from stashtrace.analysis.lines.user_frames import place_of
 from stashtrace.calibration.noise import wilson
@@ -27,8 +27,6 @@ from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import kinds_of_word
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace, cached_on_trace
-
-Floats = npt.NDArray[np.float64]
 
 LINES = schema(
     "lines",
@@ -68,9 +66,8 @@ class CostlyLine:
     time_ns: int
     low_ns: int
     high_ns: int
-    #: Of the time of this rank and kind.
+    #: Not less than this part of the time of this rank and kind.
     share_low: float
-    share_high: float
     #: Part of the time in calls whose begin and end were recorded.
     exact: float
 
@@ -247,27 +244,26 @@ def _summed(trace: Trace, found: dict[str, npt.NDArray[Any]], count: int) -> lis
             low_ns=int(low_ns[one]),
             high_ns=int(high_ns[one]),
             share_low=int(low_ns[one]) / whole_ns,
-            share_high=min(int(high_ns[one]) / whole_ns, 1.0),
             exact=float(exact_ns[one]) / int(time_ns[one]),
         )
         for one in order[(at.values[order] >= 0) & (time_ns[order] > 0)][:count].tolist()
     ]
 
 
-def _longest(found: dict[str, npt.NDArray[Any]], own: npt.NDArray[np.bool_]) -> str:
+def _longest(found: dict[str, npt.NDArray[Any]], own: Bools) -> str:
     """Return the kind of step that took most of the time of some rows."""
     step_kinds = GroupBy(found["step_kind"][own])
     total = step_kinds.sum((found["time_ns"] * found["windows_count"])[own])
     return str(step_kinds.values[total.argmax()]) if len(step_kinds) else ""
 
 
-def _of_longest_steps(found: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
+def _of_longest_steps(found: dict[str, npt.NDArray[Any]]) -> Bools:
     """Return a mask of the rows of the kind of step that took most of the time."""
     in_steps = found["where"] == STEP
     return np.asarray(in_steps & (found["step_kind"] == _longest(found, in_steps)))
 
 
-def _chosen(found: dict[str, npt.NDArray[Any]], rows: npt.NDArray[np.bool_]) -> dict[str, npt.NDArray[Any]]:
+def _chosen(found: dict[str, npt.NDArray[Any]], rows: Bools) -> dict[str, npt.NDArray[Any]]:
     return {name: column[rows] for name, column in found.items()}
 
 

@@ -15,17 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace._native import intervals
-from stashtrace.analysis.intervals import Int64, TimeSet, int64, is_one_of, window_at
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64, is_one_of, window_at
 from stashtrace.analysis.lines.thread_places import ThreadPlaces
 from stashtrace.analysis.lines.user_frames import Places, places
 from stashtrace.analysis.stalls.batch_waits import blocked_in_storage
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.collective_blocking import disjoint_rows
 from stashtrace.analysis.stalls.rows_by_thread import LabelledIntervals, TraceIndex
-from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
+from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps, steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.analysis.steps.window import window_of
 from stashtrace.schema.groupby import GroupBy, RowsBy
@@ -73,7 +72,7 @@ class PlaceTimes:
     window_step_kind: Int64
 
 
-def is_of_others(times: PlaceTimes, rank: Int64, kind: Int64) -> npt.NDArray[np.bool_]:
+def is_of_others(times: PlaceTimes, rank: Int64, kind: Int64) -> Bools:
     """Return which times of step threads are waits for what others do: other ranks, the link, workers of their rank.
 
     Rank -1, all together, has workers if any rank has.
@@ -89,22 +88,26 @@ def place_times(trace: Trace) -> PlaceTimes | None:
 
     Raises MissingDataError if no rank has steps.
     """
-    index = TraceIndex(trace)
-    counted = counted_steps(index.steps)
+    steps(trace)  # raises where there are none, also without stacks
     if not len(trace.stack_samples) and not len(trace.stack_spans):
         return None
-    by_rank = RowsBy(counted["rank"])
-    found = PlaceParts(index, counted, places(index.origin))
-    begins_at_start = window_of(trace) is None
+    return times_at(trace, places(trace), with_start=window_of(trace) is None)
+
+
+def times_at(trace: Trace, found_places: Places, *, with_start: bool) -> PlaceTimes:
+    """Divide the time of counted steps, of their batches and, if asked for, of the start among some places."""
+    index = TraceIndex(trace)
+    counted = counted_steps(index.steps)
+    by_rank, found = RowsBy(counted["rank"]), PlaceParts(index, counted, found_places)
     for thread, _ in ranks_and_steps(trace, index.steps):
-        steps = counted.take(by_rank.rows(thread.rank)).sort_by("begin_ns")
-        steps = steps.take(steps["end_ns"] > steps["begin_ns"])
-        if not len(steps):
+        of_rank = counted.take(by_rank.rows(thread.rank)).sort_by("begin_ns")
+        of_rank = of_rank.take(of_rank["end_ns"] > of_rank["begin_ns"])
+        if not len(of_rank):
             continue
-        found.add_steps(thread, steps)
-        found.add_batches(thread, steps)
-        if begins_at_start:
-            found.add_start(thread, int(steps["begin_ns"][0]))
+        found.add_steps(thread, of_rank)
+        found.add_batches(thread, of_rank)
+        if with_start:
+            found.add_start(thread, int(of_rank["begin_ns"][0]))
     return found.joined()
 
 

@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace._native import intervals
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64, is_one_of
+from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64, is_one_of
 from stashtrace.analysis.lines.user_frames import Places
 from stashtrace.analysis.stalls.rows_by_thread import LabelledIntervals, TraceIndex
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
@@ -61,7 +60,7 @@ class _Active:
     track: Int64
     place: Int64
     #: In the user's code.
-    is_users: npt.NDArray[np.bool_]
+    is_users: Bools
 
 
 class OtherThreads:
@@ -100,7 +99,7 @@ class OtherThreads:
         is_long = waits["end_ns"][rows] - waits["begin_ns"][rows] >= _LONG_NS
         return waits.take(rows[is_long & is_one_of(waits["wait_code"][rows], _ENDED_BY_THREADS)]).sort_by("begin_ns")
 
-    def _active(self, track: int, sampled: Int64, looked: npt.NDArray[np.bool_]) -> _Active:
+    def _active(self, track: int, sampled: Int64, looked: Bools) -> _Active:
         """Return what other threads of the process were in, by the sample of the thread that was taken after theirs."""
         samples = self._index.trace.stack_samples
         rows = self._of_others.rows(int(samples["process_id"][sampled[0]]))
@@ -111,7 +110,7 @@ class OtherThreads:
         is_users = np.append(self._found.is_users, False)[place]
         return _Active(look, samples["track_id"][rows], place, is_users)
 
-    def _flags(self, rows: Int64, flag: StackFlag) -> npt.NDArray[np.bool_]:
+    def _flags(self, rows: Int64, flag: StackFlag) -> Bools:
         return np.asarray((self._index.trace.stack_samples["sample_flags"][rows] & int(flag)) != 0)
 
     @cached_property
@@ -125,11 +124,11 @@ class OtherThreads:
 def _ended_the_wait(
     waits: Table,
     wait: Int64,
-    compared: npt.NDArray[np.bool_],
-    looked: npt.NDArray[np.bool_],
+    compared: Bools,
+    looked: Bools,
     active: _Active,
     place_of_wait: Int64,
-) -> npt.NDArray[np.bool_]:
+) -> Bools:
     """Return which samples are of a thread that ended the wait in which they were taken.
 
     ``wait``: of each sample of the thread that waits, -1 in none.
@@ -157,9 +156,7 @@ def _often(place: Int64, ender: Int64) -> GroupBy:
     return GroupBy(*(key[kept] for key in pairs.keys))
 
 
-def _stops(
-    active: _Active, ended: npt.NDArray[np.bool_], ender: Int64, compared: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.bool_]:
+def _stops(active: _Active, ended: Bools, ender: Int64, compared: Bools) -> Bools:
     """Return which samples are of threads that run less than half as often while none waits for them.
 
     ``ender``: of the wait of each sample of the thread that waits.
@@ -171,7 +168,7 @@ def _stops(
     return np.asarray(stops[threads.number])
 
 
-def _places_with_enough(place: Int64, charged: npt.NDArray[np.bool_]) -> Int64:
+def _places_with_enough(place: Int64, charged: Bools) -> Int64:
     """Return the places at which samples show enough in other threads; ``place``: of the wait of each sample."""
     places = GroupBy(place)
     count = places.sum(int64(charged))
@@ -195,7 +192,7 @@ class Stays:
     #: Where the thread itself waited, if its place is that of another thread it waited for; else -1.
     waiting_place: Int64
     #: Whether the thread that was sampled held the GIL: it ran Python, or C code that keeps it.
-    holds_gil: npt.NDArray[np.bool_]
+    holds_gil: Bools
     #: Moments of all samples of the thread itself.
     sampled_ns: Int64
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Bools, Int64, int64
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy
@@ -64,7 +64,7 @@ class Places:
     entry_code: Int64
     entry_path_code: Int64
     #: In the user's code; else it is a call of a library that none of the user's functions made.
-    is_users: npt.NDArray[np.bool_]
+    is_users: Bools
     _frames: GroupBy
     #: By row of ``frames``; -1 if all frames are ours.
     _of_frame: Int64
@@ -210,7 +210,7 @@ def libraries(trace: Trace) -> tuple[re.Pattern[str], ...]:
     return (*_LIBRARIES, *found)
 
 
-def _wrappers(trace: Trace) -> npt.NDArray[np.bool_]:
+def _wrappers(trace: Trace) -> Bools:
     """Return which frames may be wrappers of ours, which have file and first line of the function that they call."""
     frames = trace.frames
     names = GroupBy(frames["name_code"])
@@ -227,7 +227,7 @@ def _owner(path: str, our_folders: tuple[str, ...], known: tuple[re.Pattern[str]
     return LIBRARY if any(one.match(path) for one in known) else USERS
 
 
-def worker_loops(trace: Trace) -> npt.NDArray[np.bool_]:
+def worker_loops(trace: Trace) -> Bools:
     """Return which frames are the main loop of a worker."""
     frames, processes = trace.frames, trace.processes
     workers = processes["process_id"][processes["role_code"] == ProcessRole.WORKER]

@@ -125,8 +125,7 @@ def bandwidth(trace: Trace, *, by: Literal["run", "rank"] = "run") -> Table:
 
 def _group_sizes(trace: Trace) -> Int64:
     """Return the number of ranks of each row's group: the recorded size, or the known members if they are more."""
-    groups = trace.groups
-    recorded = dict(zip(groups["group_hash"].tolist(), groups["group_size"].tolist(), strict=True))
+    recorded = trace.groups.lookup("group_hash", "group_size")
     known = group_table(trace)
     return GroupBy(trace.collectives["group_hash"]).map(lambda g: max(recorded.get(g, 0), len(known[g].members)))
 

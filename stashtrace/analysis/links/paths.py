@@ -72,8 +72,8 @@ class _Share:
 class _Fit:
     """Coefficient and standard error of each column, and whether it is separable from the others."""
 
-    share: Doubles
-    error: Doubles
+    share: Floats
+    error: Floats
     separate: np.ndarray
 
 
@@ -194,14 +194,14 @@ def _add_place(
 
 
 def _per_window(
-    samples: Sequence[Samples], begin: np.ndarray, end: np.ndarray, amount: Doubles, chosen: np.ndarray
-) -> Doubles:
+    samples: Sequence[Samples], begin: np.ndarray, end: np.ndarray, amount: Floats, chosen: np.ndarray
+) -> Floats:
     return np.concatenate(
         [np.diff(moved_until(part.edges, begin[chosen], end[chosen], amount[chosen])) for part in samples]
     )
 
 
-def _fit(columns: Doubles, moved: Doubles) -> _Fit:
+def _fit(columns: Floats, moved: Floats) -> _Fit:
     """Least squares; standard errors for unequal noise (HC1) and for noise that lasts (Newey-West): the larger."""
     scale = np.linalg.norm(columns, axis=0)
     scale[scale == 0] = 1.0
@@ -244,7 +244,6 @@ def _combine(each: _Share) -> tuple[float, float, str]:
 # A *place* is a device (by UUID) or a host; a *path* is NVLink or PCIe of a device, an RDMA
 # port or a network interface of a host. Bytes of a path are the mean of both directions, and so are expected bytes.
 
-Doubles = Floats
 
 _DEVICE = re.compile(r"gpu_(nvlink|pcie)_(transmit|receive)_bytes_total\.([^:]+)(?::(\d+))?$")
 _HOST = re.compile(r"(rdma|net)_(transmit|receive)_bytes_total\.(.+)$")
@@ -264,9 +263,9 @@ class Samples:
     """One path as one process sampled it: bytes moved so far (mean of both directions) at each edge."""
 
     edges: Int64
-    total: Doubles
+    total: Floats
 
-    def until(self, ts_ns: Int64) -> Doubles:
+    def until(self, ts_ns: Int64) -> Floats:
         """Return the bytes moved until each time, interpolated between samples."""
         return np.asarray(np.interp(ts_ns, self.edges, self.total), dtype=np.float64)
 
@@ -275,11 +274,11 @@ class Samples:
 class _Readings:
     """Series of one path and process, by direction and link."""
 
-    series: dict[tuple[str, int], tuple[Int64, Doubles]] = field(default_factory=dict)
+    series: dict[tuple[str, int], tuple[Int64, Floats]] = field(default_factory=dict)
 
-    def both_ways(self) -> list[tuple[Int64, Doubles]]:
+    def both_ways(self) -> list[tuple[Int64, Floats]]:
         """Return whole-device series if there are any, else those of the links; empty if a direction is missing."""
-        both: list[tuple[Int64, Doubles]] = []
+        both: list[tuple[Int64, Floats]] = []
         for way in ("transmit", "receive"):
             of_way = {link: s for (w, link), s in self.series.items() if w == way}
             both.extend([of_way[_WHOLE]] if _WHOLE in of_way else of_way.values())
@@ -290,7 +289,7 @@ class _Readings:
 
 def sampled_paths(trace: Trace) -> dict[tuple[Place, str], list[Samples]]:
     """Map (place, path) to the samples of each process."""
-    hosts = dict(zip(trace.processes["process_id"].tolist(), trace.processes["host_code"].tolist(), strict=True))
+    hosts = trace.processes.lookup("process_id", "host_code")
     counters = trace.counters.sort_by("track_id", "ts_ns")
     raw: dict[tuple[Place, int], dict[str, _Readings]] = {}
     for row in trace.tracks.take(trace.tracks["kind_code"] == TrackKind.COUNTER).rows():
@@ -331,7 +330,7 @@ class Expected:
     begin_ns: Int64
     end_ns: Int64
     #: Bytes that one rank has to send, and to receive, by the bus-bandwidth factor of the operation.
-    sent_bytes: Doubles
+    sent_bytes: Floats
     #: Group hash and CollectiveOp.
     group: npt.NDArray[np.uint64]
     op: Int64
@@ -363,7 +362,7 @@ def expected_traffic(trace: Trace) -> Expected:
     sent = table["message_bytes"] * _factor(trace, size)
     good = (end > begin) & (end < NEVER) & (sent > 0)
     devices, device = _devices(trace)
-    names = {row["process_id"]: trace.text(row["host_code"]) for row in trace.processes.rows()}
+    names = {i: trace.text(code) for i, code in trace.processes.lookup("process_id", "host_code").items()}
     hosts = sorted(set(names.values()))
     host = GroupBy(table["process_id"]).map(lambda process: hosts.index(names[process]))
     return Expected(
@@ -379,7 +378,7 @@ def expected_traffic(trace: Trace) -> Expected:
     )
 
 
-def _factor(trace: Trace, size: Int64) -> Doubles:
+def _factor(trace: Trace, size: Int64) -> Floats:
     """Return the bytes that a rank sends (and receives, as mean over ranks) per byte of its input; 0 if unknown."""
     table = trace.collectives
     n = np.maximum(size, 1).astype(np.float64)
@@ -426,7 +425,7 @@ def _devices(trace: Trace) -> tuple[list[str], Int64]:
     return devices, int64([place.get(stream.get(s, "") or only.get(p, ""), -1) for p, s in pairs])
 
 
-def moved_until(ts_ns: Int64, begin_ns: Int64, end_ns: Int64, amount: Doubles) -> Doubles:
+def moved_until(ts_ns: Int64, begin_ns: Int64, end_ns: Int64, amount: Floats) -> Floats:
     """Return the sum of amounts until each time, each amount spread evenly over its interval; times ascend."""
     if len(begin_ns) == 0:
         return np.zeros(len(ts_ns))

@@ -18,7 +18,7 @@ import numpy as np
 from stashtrace.analysis.collectives.matching import is_imported
 from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, value_at
 from stashtrace.analysis.stalls.collective_blocking import disjoint_rows
-from stashtrace.analysis.stalls.rows_by_thread import IoRows, Layer, TraceIndex, kept_per_thread
+from stashtrace.analysis.stalls.rows_by_thread import IoRows, Layer, TraceIndex, blocked_by_guess, kept_per_thread
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import LOADING_KINDS, MAIN_PROCESS, BatchPhase, SpanKind, StallKind, WaitOp
@@ -157,7 +157,7 @@ def _divide(index: TraceIndex, process: int, main_track: int, before: TimeSet, p
     sure = main
     if len(side):
         sure = main | (side & (asleep - TimeSet.of(wait_begin[for_gil], wait_end[for_gil])))
-    if process in index.blocked_by_guess:
+    if process in blocked_by_guess(index.origin):
         parts.likely_fetch.append(before & sure)
         parts.perhaps_fetch.append(before & index.reads_by_guess(process))
     else:

@@ -140,7 +140,7 @@ def stalls(trace: Trace, *, by: Literal["step", "rank", "step_kind", "run"] = "s
         raise UsageError(f"stalls by {by!r} is not known", hint="use step, rank, step_kind or run")
     if by == "step":
         return _take_counted_steps(trace, _budget(trace)[0], warmup)
-    return stall_totals(_sum_counted_steps(TraceIndex(trace), warmup), by)
+    return stall_totals(stalls_counted(trace, warmup=warmup), by)
 
 
 def straggler_causes(trace: Trace, *, warmup: bool = False) -> Table:
@@ -240,7 +240,7 @@ def coded_intervals(trace: Trace) -> dict[str, Int64]:
     for thread, steps in ranks_and_steps(trace, index.steps):
         made = rank_layers(index, thread)
         time = _merge_equal(made.painted_kinds())
-        windows, numbers = _windows(thread, steps)
+        windows, numbers = step_windows(thread, steps)
         begin, end, row, window = intervals.join(time.begin, time.end, windows.begin, windows.end)
         kind, late = time.tag[row], intervals.locate(made.late.begin, made.late.end, begin)
         straggles = (kind == StallKind.STRAGGLER) & (late >= 0)
@@ -272,7 +272,7 @@ def _merge_equal(time: LabelledIntervals) -> LabelledIntervals:
     return LabelledIntervals(time.begin[stretches.first], time.end[stretches.last], time.tag[stretches.first])
 
 
-def _windows(thread: StepThread, steps: Table) -> tuple[TimeSet, Int64]:
+def step_windows(thread: StepThread, steps: Table) -> tuple[TimeSet, Int64]:
     """Return the steps and the time around them, sorted and disjoint, with their step numbers."""
     begin, end = steps["begin_ns"], steps["end_ns"]
     keep = end > begin
@@ -401,7 +401,7 @@ class _Divided:
 
 
 def _divide(made: RankLayers, thread: StepThread, steps: Table) -> _RankDivided:
-    windows, numbers = _windows(thread, steps)
+    windows, numbers = step_windows(thread, steps)
     matrix = intervals.attribute([(x.time.begin, x.time.end) for x in made.layers], windows.begin, windows.end)
     by_step = GroupBy(numbers)  # the windows outside steps fall into one row
     point, low, high = (np.zeros((len(by_step), max(_KINDS) + 1), dtype=np.int64) for _ in range(3))
@@ -465,14 +465,6 @@ def _causes(
     return {name: int64(values[order]) for name, values in columns.items()}
 
 
-def stalls_counted(trace: Trace, *, warmup: bool = False) -> Table:
-    """Sum :func:`stalls` over the counted steps of each rank, by kind of step, method and cause: parts of totals.
-
-    Columns: table ``stalls_counted`` of ``docs/reference/tables.md``.
-    """
-    return _sum_counted_steps(TraceIndex(trace), warmup)
-
-
 def stall_totals(counted: Table, by: str) -> Table:
     """Return ``stalls`` by rank, step kind or run, from the rows of ``stalls_counted`` of all ranks."""
     apart = by == "step_kind"
@@ -505,7 +497,12 @@ def stall_totals(counted: Table, by: str) -> Table:
     return Table(STALL_TOTALS_BY_STEP_KIND, {**columns, "step_kind": step_kinds.values[rows.keys[1]]})
 
 
-def _sum_counted_steps(index: TraceIndex, warmup: bool) -> Table:
+def stalls_counted(trace: Trace, *, warmup: bool = False) -> Table:
+    """Sum :func:`stalls` over the counted steps of each rank, by kind of step, method and cause: parts of totals.
+
+    Columns: table ``stalls_counted`` of ``docs/reference/tables.md``.
+    """
+    index = TraceIndex(trace)
     table, kept = Table(STALLS, _divide_all(index).rows_apart()), counted_steps(index.steps, warmup=warmup)
     step = GroupBy(kept["rank"], kept["step"]).row_of(table["rank"], table["step"])
     table, step = table.take(step >= 0), step[step >= 0]

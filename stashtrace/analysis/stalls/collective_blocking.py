@@ -13,6 +13,7 @@ the device, and blocks a thread that waits for the device.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,10 @@ from stashtrace.schema.table import Table
 
 #: Blocking calls by which a backend waits; not by a mutex, a sleep, a join or a semaphore (a lock of Python).
 BACKEND_WAITS = (WaitOp.COND_WAIT, WaitOp.FUTEX, WaitOp.POLL)
+
+
+#: Fields of ``Blocked`` of which a piece has one or none.
+_FLAGS = ("launching", "presumed", "on_device")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,12 @@ class Blocked:
     presumed: Bools
     #: The collective is in flight on the device, which may compute at the same time.
     on_device: Bools
+
+    @classmethod
+    def on(cls, row: Int64, begin: Int64, end: Int64, link: Int64) -> Blocked:
+        """Return pieces in which nothing but these collectives is known to have been awaited."""
+        no = np.zeros(len(row), dtype=bool)
+        return cls(begin, end, row, np.full(len(row), -1, dtype=np.int64), link, no, no, no)
 
     @property
     def time(self) -> TimeSet:
@@ -115,7 +126,12 @@ def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: T
     hanging = matched.last_enter_ns[rows] == NEVER
     timed = index.timed_on_device[rows]
 
-    waits, parts = index.trace.collective_waits, []
+    parts: list[tuple[npt.NDArray[Any], ...]] = []
+
+    def add(*pieces: Int64, flag: str = "") -> None:
+        parts.append((*pieces, *(np.full(len(pieces[0]), name == flag) for name in _FLAGS)))
+
+    waits = index.trace.collective_waits
     wait_rows = index.collective_waits.rows(thread.track_id)
     wait_rows = disjoint_rows(waits, wait_rows, "collective_key")
     wait_begin, wait_end = waits["begin_ns"][wait_rows], waits["end_ns"][wait_rows]
@@ -127,7 +143,7 @@ def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: T
         made = _pieces(wait_begin[chosen], wait_end[chosen], waited[chosen], queue)
         # Before the device entered the awaited collective, it did something else.
         early = (made[2] < 0) & (made[3] >= 0) & np.append(timed, False)[made[3]]
-        parts.append(tuple(c[~early] for c in made))
+        add(*(c[~early] for c in made))
     explicit = TimeSet.of(wait_begin, wait_end)
 
     thread_waits = index.trace.waits
@@ -137,26 +153,23 @@ def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: T
     silent = TimeSet.of_rows(thread_waits, at) - batch_waits - explicit - on_device
     calls = _launching(index, thread, rows) - batch_waits - explicit - silent - on_device
     of_host, of_device = (_heads_of(chosen, call, end, heads) for chosen in (~timed, timed))
-    for time, queue in ((silent, of_host), (on_device, of_device), (calls, of_host)):
+    for time, queue, flag in (
+        (silent, of_host, ""),
+        (on_device, of_device, "on_device"),
+        (calls, of_host, "launching"),
+    ):
         pieces = _pieces(time.begin, time.end, np.full(len(time), -1, dtype=np.int64), queue)
-        parts.append(tuple(c[pieces[2] >= 0] for c in pieces))
-    launches, device = (
-        np.concatenate([np.full(len(p[0]), i == len(parts) - back) for i, p in enumerate(parts)]) for back in (1, 2)
-    )
+        add(*(c[pieces[2] >= 0] for c in pieces), flag=flag)
 
-    begin, stop, row, asked = (int64(np.concatenate(c)) for c in zip(*parts, strict=True))
-    presumed = np.zeros(len(begin), dtype=bool)
     hang = _hang(index, thread, rows[hanging], call[hanging])
     if hang is not None and hang[1] > hang[0]:
-        left = TimeSet.of([hang[0]], [hang[1]]) - TimeSet.of(begin, stop) - batch_waits
-        begin, stop = np.concatenate([begin, left.begin]), np.concatenate([stop, left.end])
-        row = np.concatenate([row, np.full(len(left), np.flatnonzero(rows == hang[2])[0])])
-        asked = np.concatenate([asked, np.full(len(left), -1)])
-        launches, device = (np.concatenate([x, np.zeros(len(left), dtype=bool)]) for x in (launches, device))
-        presumed = np.concatenate([presumed, np.ones(len(left), dtype=bool)])
-    order = np.argsort(begin, kind="stable")
-    begin, stop, row, asked = (column[order] for column in (begin, stop, row, asked))
-    launches, presumed, device = (column[order] for column in (launches, presumed, device))
+        taken = TimeSet.united(*(TimeSet.of(begin, stop) for begin, stop, *_ in parts))
+        left = TimeSet.of([hang[0]], [hang[1]]) - taken - batch_waits
+        at = np.full(len(left), np.flatnonzero(rows == hang[2])[0])
+        add(left.begin, left.end, at, np.full(len(left), -1), flag="presumed")
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    order = np.argsort(columns[0], kind="stable")
+    begin, stop, row, asked, launches, presumed, device = (column[order] for column in columns)
     default = int(matched.link[rows[0]]) if len(rows) else INSIDE
     speaks = np.where(row >= 0, row, asked)
     links = np.append(matched.link[rows], default)[speaks]

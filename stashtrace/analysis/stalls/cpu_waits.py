@@ -11,21 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Floats, Int64, int64, window_around
 from stashtrace.analysis.stalls.batch_waits import batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex, kept_per_thread
-from stashtrace.analysis.stalls.sampled_cpus import runqueue_of_threads
+from stashtrace.analysis.stalls.sampled_cpus import growth_between, runqueue_of_threads
 from stashtrace.analysis.steps.steps import counted_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.kinds import BatchPhase, StallKind, ThreadRole, TrackKind
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 
-Floats = npt.NDArray[np.float64]
 #: Columns in which a thread sleeps until others have done something.
 _ASLEEP = ("late", "link", "other")
 
@@ -46,11 +44,8 @@ def queued_in(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -
 
 
 def growth_in(at: Int64, value: Int64, begin: Int64, end: Int64) -> Int64:
-    """Return the growth of a cumulative value over windows, linear between its readings."""
-    base = int(at[0])  # relative to the first reading, so floats hold durations
-    late = np.interp(end - base, at - base, value - value[0])
-    early = np.interp(begin - base, at - base, value - value[0])
-    return int64(np.maximum(np.rint(late - early), 0))
+    """Return what ``growth_between`` does, in whole ns and never less than 0."""
+    return int64(np.maximum(np.rint(growth_between(at, value, begin, end)), 0))
 
 
 def cpu_waits(index: TraceIndex, thread: StepThread, steps: Table) -> dict[str, int]:
@@ -68,9 +63,8 @@ def cpu_waits_by_step(index: TraceIndex, thread: StepThread, steps: Table) -> di
         return {}
     edges = np.unique(np.concatenate([at, steps["begin_ns"], steps["end_ns"]]))
     begin, end = edges[:-1], edges[1:]
-    step = np.searchsorted(steps["begin_ns"], begin, side="right") - 1
-    inside = (step >= 0) & (end <= steps["end_ns"][np.maximum(step, 0)])
-    begin, end, step = begin[inside], end[inside], step[inside]
+    step = window_around(begin, end, steps["begin_ns"], steps["end_ns"])
+    begin, end, step = begin[step >= 0], end[step >= 0], step[step >= 0]
     kinds = rank_layers(index, thread).painted_kinds()
     spent = {
         column: kinds.time_of(*(StallKind[kind.upper()] for kind in names)).within(begin, end)

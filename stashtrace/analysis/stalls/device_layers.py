@@ -32,7 +32,7 @@ from stashtrace.analysis.stalls import device_links
 from stashtrace.analysis.stalls.batch_waits import batch_layers, batch_waits
 from stashtrace.analysis.stalls.collective_blocking import blocked_on_collectives, collective_layers
 from stashtrace.analysis.stalls.on_host import standing_of
-from stashtrace.analysis.stalls.rows_by_thread import Layer, RankLayers, TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import Layer, RankLayers, TraceIndex, cut_processes
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.kinds import (
     BLOCKING_CALLS,
@@ -74,9 +74,9 @@ def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     streams = kernels["track_id"][rows]
     # Only time that nothing else hides; the order within a stream decides which rank a piece waited for.
     exposed = {int(s): when(talks & (streams == s)) - computing - opaque for s in np.unique(streams[talks])}
-    divided = device_links.link_layers(index, thread, _once(exposed), running=True)
+    links, late, estimated = device_links.link_layers(index, thread, _once(exposed), running=True)
     layers = [Layer(StallKind.COMPUTE, computing), Layer(StallKind.COMPUTE, opaque, (StallKind.OTHER,))]
-    layers += divided.layers
+    layers += links
     layers.append(Layer(StallKind.INTERCONNECT, when(peer)))
     layers.append(Layer(StallKind.H2D, when(is_copy & ~inside & ~peer)))
     working = TimeSet.united(*(x.time for x in layers))
@@ -88,13 +88,13 @@ def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     layers.append(Layer(StallKind.FETCH, stood.reading))
     idle = working.gaps(thread.begin_ns, thread.end_ns)
     unseen, (pauses, ahead) = _before_first(index, thread, begin), _launched_before(index, thread, idle)
-    if thread.process_id in index.cut_processes:
+    if thread.process_id in cut_processes(index.origin):
         layers.append(Layer(StallKind.OTHER, idle, _UNKNOWN))
     elif not index.has_fact(HOST_NOT_RECORDED, thread.process_id):
         layers.append(Layer(StallKind.OTHER, unseen, _UNKNOWN))
         layers.append(Layer(StallKind.OTHER, ahead))
         layers.append(Layer(StallKind.SYNC, _in_blocking_calls(index, thread, idle)))
-        layers.append(Layer(StallKind.OTHER, stood.foreign | stood.local))
+        layers.append(Layer(StallKind.OTHER, stood.blocked))
         layers.append(Layer(StallKind.LAUNCH, _launch_unknown(index, thread, idle), (StallKind.OTHER,)))
         layers.append(Layer(StallKind.LAUNCH, idle))
     else:
@@ -107,13 +107,13 @@ def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     marked = {
         "graph_opaque": opaque,
         "queued": queued,
-        "estimated": divided.estimated,
+        "estimated": estimated,
         "before_first": unseen,
         "launched_before": ahead,
         "pauses": pauses,
         "host_elsewhere": _host_elsewhere(index, thread, idle),
     }
-    return RankLayers("kernels", layers, divided.late, marked=marked)
+    return RankLayers("kernels", layers, late, marked=marked)
 
 
 def _before_first(index: TraceIndex, thread: StepThread, begin: Int64) -> TimeSet:
@@ -220,6 +220,14 @@ _KINDS_OF: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[StallKind, ...]],
     ((Bracket.HOST_FUNCTION,), (), (StallKind.OTHER,)),
     ((Bracket.STREAM_WAIT,), (Awaited.HOST_FUNCTION,), (StallKind.OTHER,)),
 )
+#: What a compute stream was exposed to -> kinds of the stall that it then was.
+_KINDS_OF_EXPOSED: dict[int, tuple[StallKind, ...]] = {
+    device_links.LINK: IN_COLLECTIVES,
+    device_links.PEER: IN_COLLECTIVES[2:],
+    device_links.COPY: (StallKind.H2D,),
+    device_links.BATCH: _LOADING,
+    device_links.HOST: (StallKind.OTHER,),
+}
 _Doubtful = tuple[TimeSet, tuple[StallKind, ...]]
 #: Calls that return when their stream has no work left.
 _DRAINS_STREAM = (DeviceCall.STREAM_SYNCHRONIZE, DeviceCall.COPY)
@@ -234,10 +242,8 @@ def bracket_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     streams = sorted({stream for x in seen for stream in x.links})
     links = {stream: TimeSet.united(*(x.link(stream) for x in seen)) for stream in streams}
     busy = {stream: view.busy_on(stream) for stream in streams}
-    divided = device_links.link_layers(
-        index, thread, {stream: time & every for stream, time in links.items()}, busy=busy
-    )
-    layers = divided.layers
+    exposed = {stream: time & every for stream, time in links.items()}
+    layers, late, estimated = device_links.link_layers(index, thread, exposed, busy=busy)
     layers.append(Layer(StallKind.INTERCONNECT, _of(seen, device_links.PEER) & every))
     layers.append(Layer(StallKind.H2D, _of(seen, device_links.COPY) & every))
     layers += _loading(index, thread, _of(seen, device_links.BATCH) & every)
@@ -248,19 +254,9 @@ def bracket_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     thinned: list[_Doubtful] = [(view.unobserved(codes, awaited), kinds) for codes, awaited, kinds in _KINDS_OF]
     all_or_one = every | (view.working - TimeSet.united(*(time for time, _ in thinned)))
     any_link = TimeSet.united(*links.values())
-    partly: list[_Doubtful] = [
-        (any_link - all_or_one, IN_COLLECTIVES),
-        (_of(seen, device_links.PEER) - all_or_one, IN_COLLECTIVES[2:]),
-        (_of(seen, device_links.COPY) - all_or_one, (StallKind.H2D,)),
-        (_of(seen, device_links.BATCH) - all_or_one, _LOADING),
-        (_of(seen, device_links.HOST) - all_or_one, (StallKind.OTHER,)),
-    ]
-    unsure: list[_Doubtful] = [
-        (_unsure(seen, device_links.LINK), IN_COLLECTIVES),
-        (_unsure(seen, device_links.PEER), IN_COLLECTIVES[2:]),
-        (_unsure(seen, device_links.COPY), (StallKind.H2D,)),
-        (_unsure(seen, device_links.HOST), (StallKind.OTHER,)),
-    ]
+    waited = {**{what: _of(seen, what) for what in _KINDS_OF_EXPOSED}, device_links.LINK: any_link}
+    partly: list[_Doubtful] = [(waited[what] - all_or_one, kinds) for what, kinds in _KINDS_OF_EXPOSED.items()]
+    unsure: list[_Doubtful] = [(_unsure(seen, what), kinds) for what, kinds in _KINDS_OF_EXPOSED.items()]
     layers += _doubtful(partly + unsure + thinned)
     opaque = _of(seen, device_links.GRAPH) - stalled
     has_collectives = len(index.collectives.rows(thread.process_id)) > 0
@@ -275,7 +271,7 @@ def bracket_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     ending = index.workers_end(thread.track_id) & idle
     layers.append(Layer(StallKind.HANDOFF, ending & drained))
     layers.append(Layer(StallKind.HANDOFF, ending, (_COMPUTE,)))
-    still = (stood.foreign | stood.local) & idle
+    still = stood.blocked & idle
     layers.append(Layer(StallKind.SYNC, still & drained, (_COMPUTE,)))
     layers.append(Layer(StallKind.OTHER, still, (_COMPUTE,)))
     layers.append(Layer(_COMPUTE, drained & idle, (StallKind.SYNC,)))
@@ -286,9 +282,9 @@ def bracket_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
         "host_paced": host_paced,
         "graph_opaque": opaque,
         "queued": device_links.queued_time(index, view),
-        "estimated": divided.estimated,
+        "estimated": estimated,
     }
-    return RankLayers("brackets", layers, divided.late, marked=marked)
+    return RankLayers("brackets", layers, late, marked=marked)
 
 
 def _of(seen: list[device_links.Exposed], what: int) -> TimeSet:

@@ -25,7 +25,7 @@ import numpy as np
 
 from stashtrace.analysis.collectives.matching import INSIDE
 from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64
-from stashtrace.analysis.stalls.collective_blocking import in_flight_heads, transfer_layers
+from stashtrace.analysis.stalls.collective_blocking import Blocked, collective_layers, in_flight_heads
 from stashtrace.analysis.stalls.rows_by_thread import LabelledIntervals, Layer, TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
@@ -234,15 +234,6 @@ class DeviceView:
         return TimeSet.of(before, after)
 
 
-@dataclass(frozen=True, slots=True)
-class LinkTime:
-    """Layers in order, the straggler time with the awaited rank, and the link time that an estimate divides."""
-
-    layers: list[Layer]
-    late: LabelledIntervals
-    estimated: TimeSet
-
-
 def link_layers(
     index: TraceIndex,
     thread: StepThread,
@@ -250,8 +241,11 @@ def link_layers(
     *,
     busy: Mapping[int, TimeSet] | None = None,
     running: bool = False,
-) -> LinkTime:
+) -> tuple[list[Layer], LabelledIntervals, TimeSet]:
     """Divide exposed time, given by the stream of the awaited collectives (or ``ANY_STREAM``).
+
+    Returns what ``collective_layers`` does: layers in order, the straggler time with the awaited rank, and the link
+    time that an estimate divides.
 
     ``running`` says that communication is known to run in all of it. If not, time before the rank itself entered has no
     known cause, because what delayed the entry was not recorded. Where ``busy`` shows that the awaited stream worked
@@ -279,34 +273,19 @@ def link_layers(
         bare = TimeSet(bare.begin[~early], bare.end[~early])
         parts.append((bare.begin, bare.end, np.full(len(bare), -1, dtype=np.int64)))
     if not parts:
-        return LinkTime([], LabelledIntervals(int64([]), int64([]), int64([])), TimeSet.empty())
+        return [], LabelledIntervals(int64([]), int64([]), int64([])), TimeSet.empty()
     begin, end, row = (int64(np.concatenate(c)) for c in zip(*parts, strict=True))
     known = row >= 0
     default = int(devices.matched.link[at[0]]) if len(at) else INSIDE
     bare = TimeSet.of(begin[~known], end[~known])
     begin, end, row = begin[known], end[known], row[known]
-    layers, late, estimated = _divide(index, begin, end, row)
+    blocked = Blocked.on(row, begin, end, devices.matched.link[row])
+    layers, late, estimated = collective_layers(index, blocked)
     kind = StallKind.INTERCONNECT if default == INSIDE else StallKind.NETWORK
     layers.append(Layer(kind, bare, tuple(k for k in IN_COLLECTIVES if k != kind)))
     layers.append(Layer(StallKind.COMPUTE, TimeSet.united(*worked), IN_COLLECTIVES if untimed else ()))
     layers.append(Layer(StallKind.COMPUTE, TimeSet.united(*outside), (StallKind.LAUNCH, *IN_COLLECTIVES)))
-    return LinkTime(layers, late, estimated)
-
-
-def _divide(index: TraceIndex, begin: Int64, end: Int64, row: Int64) -> tuple[list[Layer], LabelledIntervals, TimeSet]:
-    matched = index.on_devices.matched
-    late_end = np.clip(matched.last_enter_ns[row], begin, end)
-    is_late = late_end > begin
-    layers = [Layer(StallKind.STRAGGLER, TimeSet.of(begin[is_late], late_end[is_late]))]
-    late = _disjoint(begin[is_late], late_end[is_late], matched.last_rank[row][is_late])
-    estimated: list[TimeSet] = []
-    for unsure in (False, True):
-        of = matched.partial[row] == unsure
-        alternative: tuple[StallKind, ...] = (StallKind.STRAGGLER,) if unsure else ()
-        made, guessed = transfer_layers(index, late_end[of], end[of], row[of], matched.link[row][of], alternative)
-        layers += made
-        estimated.append(guessed)
-    return layers, late, TimeSet.united(*estimated)
+    return layers, _disjoint(late), estimated
 
 
 def queued_time(index: TraceIndex, view: DeviceView) -> TimeSet:
@@ -332,12 +311,10 @@ def queued_time(index: TraceIndex, view: DeviceView) -> TimeSet:
     return TimeSet.united(*parts)
 
 
-def _disjoint(begin: Int64, end: Int64, tag: Int64) -> LabelledIntervals:
+def _disjoint(late: LabelledIntervals) -> LabelledIntervals:
     """Return tagged pieces without overlaps; the earlier piece keeps the time."""
-    if len(begin) == 0:
-        return LabelledIntervals(int64([]), int64([]), int64([]))
-    order = order_by(begin, end, tag)
-    begin, end, tag = begin[order], end[order], tag[order]
+    order = order_by(late.begin, late.end, late.tag)
+    begin, end, tag = late.begin[order], late.end[order], late.tag[order]
     passed = np.concatenate([begin[:1], np.maximum.accumulate(end)[:-1]])
     begin = np.maximum(begin, passed)
     keep = end > begin

@@ -6,35 +6,33 @@ alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import Matched
-from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
+from stashtrace.analysis.intervals import Floats, Int64, TimeSet, int64, window_at
 from stashtrace.analysis.stalls.batch_waits import batch_waits
 from stashtrace.analysis.stalls.budget import by_method, device_windows, rank_layers, rank_table
 from stashtrace.analysis.stalls.collective_blocking import Blocked, own_collectives
 from stashtrace.analysis.stalls.cpu_waits import growth_in, queued_in
-from stashtrace.analysis.stalls.on_host import host_blocked
-from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
+from stashtrace.analysis.stalls.on_host import host_blocked, time_of_spans
+from stashtrace.analysis.stalls.rows_by_thread import RankLayers, TraceIndex, checkpoints
+from stashtrace.analysis.stalls.sampled_cpus import HostCounters
 from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema import columns as col
-from stashtrace.schema.groupby import GroupBy, RowsBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import (
     IN_COLLECTIVES,
     LINK_KINDS,
     Bracket,
     CopyDirection,
     DeviceWork,
-    Phase,
     PhaseFlag,
     SpanKind,
     StallKind,
-    TrackKind,
 )
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -81,41 +79,55 @@ def hidden(trace: Trace) -> Table:
         If no rank has steps.
     """
     index = TraceIndex(trace)
-    steal, saves = _Steal(trace), _Saves(trace)
-    ranks = [_rank(index, thread, steps, steal, saves) for thread, steps in ranks_and_steps(trace, index.steps)]
+    counters = HostCounters(trace)
+    ranks = [_rank(index, thread, steps, counters) for thread, steps in ranks_and_steps(trace, index.steps)]
     if not ranks:
         return Table.empty(HIDDEN)
     return Table(HIDDEN, {name: np.concatenate([columns[name] for columns in ranks]) for name in HIDDEN.names})
 
 
-def _rank(
-    index: TraceIndex, thread: StepThread, steps: Table, steal: _Steal, saves: _Saves
-) -> dict[str, npt.NDArray[Any]]:
-    trace, begin, end = index.trace, steps["begin_ns"], steps["end_ns"]
-    loads, blocked = batch_waits(index, thread).time, host_blocked(index, thread)
-    spans, rows = trace.spans, index.spans.rows(thread.track_id)
-    rows = rows[spans["kind_code"][rows] == int(SpanKind.GC)]
-    device, made = device_hidden(index, thread, begin, end), rank_layers(index, thread)
+def _rank(index: TraceIndex, thread: StepThread, steps: Table, counters: HostCounters) -> dict[str, npt.NDArray[Any]]:
+    begin, end, made = steps["begin_ns"], steps["end_ns"], rank_layers(index, thread)
     kinds = made.painted_kinds()
     estimated = made.marked.get("estimated", TimeSet.empty()) & kinds.time_of(*LINK_KINDS)
-    on_host = (_hidden_communication(index, thread, blocked) - kinds.time_of(*IN_COLLECTIVES)).within(begin, end)
-    loading = index.making_meanwhile(thread) - loads - kinds.time_of(StallKind.PREP)
+    loading = index.making_meanwhile(thread) - batch_waits(index, thread).time - kinds.time_of(StallKind.PREP)
+    of_resource = _of_device if device_windows(index, thread) else _of_host
     return {
         "rank": steps["rank"],
         "step": steps["step"],
         "wall_ns": end - begin,
-        "hidden_communication_ns": device.hidden_communication_ns if device.present else on_host,
         "hidden_loading_ns": loading.within(begin, end),
-        "hidden_checkpoint_ns": saves.hidden(thread).within(begin, end),
+        "hidden_checkpoint_ns": _hidden_saves(index, thread).within(begin, end),
         "cpu_contention_ns": queued_in(index, thread, begin, end),
-        "steal_ratio": steal.ratio(thread.process_id, begin, end),
-        "gc_ns": TimeSet.of_rows(spans, rows).within(begin, end),
-        "queued_ns": device.queued_ns if device.present else _time_queued(index.in_flight, blocked).within(begin, end),
-        "hidden_copy_ns": device.hidden_copy_ns,
-        "host_paced_ns": device.host_paced_ns,
-        "graph_opaque_ns": device.graph_opaque_ns,
-        "untimed_count": device.untimed_count,
+        "steal_ratio": _steal_ratio(counters, thread.process_id, begin, end),
+        "gc_ns": time_of_spans(index, thread, SpanKind.GC).within(begin, end),
+        "untimed_count": _count_untimed(index, thread, begin, end),
         "estimated_ns": estimated.within(begin, end),
+        **{name: time.within(begin, end) for name, time in of_resource(index, thread, made).items()},
+    }
+
+
+def _of_host(index: TraceIndex, thread: StepThread, made: RankLayers) -> dict[str, TimeSet]:
+    """Return the times that the columns of a rank without a device count."""
+    blocked = host_blocked(index, thread)
+    return {
+        "hidden_communication_ns": _hidden_communication(index, thread, blocked) - made.time_of(*IN_COLLECTIVES),
+        "queued_ns": _time_queued(index.in_flight, blocked),
+        **dict.fromkeys(("hidden_copy_ns", "host_paced_ns", "graph_opaque_ns"), TimeSet.empty()),
+    }
+
+
+def _of_device(index: TraceIndex, thread: StepThread, made: RankLayers) -> dict[str, TimeSet]:
+    """Return the times of a rank's device: work that no stall shows, and work that no bracket recorded."""
+    devices, rows = index.on_devices, index.collectives.rows(thread.process_id)
+    rows = rows[devices.timed[rows]]
+    blocked = made.time_of(*IN_COLLECTIVES)
+    return {
+        "hidden_communication_ns": TimeSet.of(devices.begin_ns[rows], devices.end_ns[rows]) - blocked,
+        "queued_ns": made.marked.get("queued", TimeSet.empty()) & blocked,
+        "hidden_copy_ns": _copying(index, thread) - made.time_of(StallKind.H2D),
+        "host_paced_ns": made.marked.get("host_paced", TimeSet.empty()),
+        "graph_opaque_ns": made.marked.get("graph_opaque", TimeSet.empty()),
     }
 
 
@@ -125,23 +137,13 @@ def _hidden_communication(index: TraceIndex, thread: StepThread, blocked: Blocke
     return TimeSet.of(begin, end) - TimeSet.of(blocked.begin, blocked.end)
 
 
-class _Saves:
-    """Checkpoints of all processes, grouped once."""
-
-    def __init__(self, trace: Trace) -> None:
-        phases = trace.phases
-        self._table = phases.take(phases["phase_code"] == Phase.CHECKPOINT)
-        self._by_process = RowsBy(self._table["process_id"])
-
-    def hidden(self, thread: StepThread) -> TimeSet:
-        """Return when the rank saved only in threads other than its step thread."""
-        rows = self._by_process.rows(thread.process_id)
-        if not len(rows):
-            return TimeSet.empty()
-        part = self._table.take(rows)
-        aside = (part["track_id"] != thread.track_id) | ((part["phase_flags"] & int(PhaseFlag.BACKGROUND)) != 0)
-        begin, end = part["begin_ns"], part["end_ns"]
-        return TimeSet.of(begin[aside], end[aside]) - TimeSet.of(begin[~aside], end[~aside])
+def _hidden_saves(index: TraceIndex, thread: StepThread) -> TimeSet:
+    """Return when the rank saved only in threads other than its step thread."""
+    phases, (every, by_process) = index.trace.phases, checkpoints(index.origin)
+    rows = every[by_process.rows(thread.process_id)]
+    is_background = (phases["phase_flags"][rows] & int(PhaseFlag.BACKGROUND)) != 0
+    aside = (phases["track_id"][rows] != thread.track_id) | is_background
+    return TimeSet.of_rows(phases, rows[aside]) - TimeSet.of_rows(phases, rows[~aside])
 
 
 def _time_queued(matched: Matched, blocked: Blocked) -> TimeSet:
@@ -150,79 +152,19 @@ def _time_queued(matched: Matched, blocked: Blocked) -> TimeSet:
     return TimeSet.of(begin, blocked.end[behind])
 
 
-class _Steal:
-    """CPU time of each host, for each counter from the process with most samples."""
+def _steal_ratio(counters: HostCounters, process_id: int, begin: Int64, end: Int64) -> Floats:
+    """Return the stolen share of CPU time of a process's host in each window, 0 to 1; -1 if unknown."""
+    host = counters.host_of(process_id)
+    samples = [one for name in _HOST_CPU if (one := counters.of_host(host, name)) is not None]
+    if len(samples) < len(_HOST_CPU):
+        return np.full(len(begin), -1.0)
+    growth = [growth_in(at, int64(values), begin, end) for at, values in samples]
+    total = np.sum(growth, axis=0)
+    return np.where(total > 0, growth[_HOST_CPU.index(_STEAL)] / np.maximum(total, 1), -1.0)
 
-    def __init__(self, trace: Trace) -> None:
-        tracks, processes = trace.tracks, trace.processes
-        host_of = dict(zip(processes["process_id"].tolist(), processes["host_code"].tolist(), strict=True))
-        self._host_of = host_of
-        self._samples: dict[int, dict[str, tuple[Int64, Int64]]] = {}
-        by_track = RowsBy(trace.counters["track_id"])
-        wanted = {trace.strings.find(n): n for n in _HOST_CPU if trace.strings.find(n) >= 0}
-        rows = np.flatnonzero((tracks["kind_code"] == TrackKind.COUNTER) & np.isin(tracks["name_code"], list(wanted)))
-        longest: dict[tuple[int, str], int] = {}
-        for row in rows.tolist():
-            name = wanted[int(tracks["name_code"][row])]
-            host = host_of.get(int(tracks["process_id"][row]), -1)
-            samples = by_track.rows(int(tracks["track_id"][row]))
-            if len(samples) > max(longest.get((host, name), 1), 1):
-                longest[host, name] = len(samples)
-                at = trace.counters["ts_ns"][samples]
-                order = np.argsort(at, kind="stable")
-                pair = (at[order], int64(trace.counters["value"][samples][order]))
-                self._samples.setdefault(host, {})[name] = pair
-
-    def ratio(self, process_id: int, begin: Int64, end: Int64) -> np.ndarray:
-        """Return the stolen share of CPU time of a process's host in each window, 0 to 1; -1 if unknown."""
-        samples = self._samples.get(self._host_of.get(process_id, -1), {})
-        if any(name not in samples for name in _HOST_CPU):
-            return np.full(len(begin), -1.0)
-        growth = {name: growth_in(*samples[name], begin, end) for name in _HOST_CPU}
-        total = np.sum(list(growth.values()), axis=0)
-        return np.where(total > 0, growth[_STEAL] / np.maximum(total, 1), -1.0)
-
-
-# What a rank's device did that is no stall, per window: hidden work, and work that no bracket recorded.
 
 #: Copies that do not leave the device: its work.
 _INSIDE = (CopyDirection.DEVICE_TO_DEVICE,)
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceHidden:
-    """Columns of ``hidden`` by window; ``present`` is False for a rank whose stalls its host attributes."""
-
-    present: bool
-    hidden_communication_ns: Int64
-    hidden_copy_ns: Int64
-    host_paced_ns: Int64
-    graph_opaque_ns: Int64
-    untimed_count: Int64
-    queued_ns: Int64
-
-
-def device_hidden(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -> DeviceHidden:
-    """Measure the columns of the device in windows of one rank."""
-    untimed = _count_untimed(index, thread, begin, end)
-    if not device_windows(index, thread):
-        nothing = np.zeros(len(begin), dtype=np.int64)
-        return DeviceHidden(False, nothing, nothing, nothing, nothing, untimed, nothing)
-    made = rank_layers(index, thread)
-    devices, rows = index.on_devices, index.collectives.rows(thread.process_id)
-    rows = rows[devices.timed[rows]]
-    blocked = made.time_of(*IN_COLLECTIVES)
-    talking = TimeSet.of(devices.begin_ns[rows], devices.end_ns[rows]) - blocked
-    copying = _copying(index, thread) - made.time_of(StallKind.H2D)
-    return DeviceHidden(
-        True,
-        talking.within(begin, end),
-        copying.within(begin, end),
-        made.marked.get("host_paced", TimeSet.empty()).within(begin, end),
-        made.marked.get("graph_opaque", TimeSet.empty()).within(begin, end),
-        untimed,
-        (made.marked.get("queued", TimeSet.empty()) & blocked).within(begin, end),
-    )
 
 
 def _copying(index: TraceIndex, thread: StepThread) -> TimeSet:

@@ -18,12 +18,23 @@ from stashtrace.analysis.stalls.rows_by_thread import (
     Layer,
     RankLayers,
     TraceIndex,
+    blocked_by_guess,
     kept_per_thread,
 )
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.analysis.steps.training_loop import runs_closure
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import OPERATORS, CollectiveSource, IoOp, Phase, PhaseFlag, SpanKind, StallKind, WaitOp
+from stashtrace.schema.kinds import (
+    OPENS,
+    OPERATORS,
+    WRITES,
+    CollectiveSource,
+    Phase,
+    PhaseFlag,
+    SpanKind,
+    StallKind,
+    WaitOp,
+)
 from stashtrace.schema.trace import DEVICE_WORK_NOT_READ, OPERATORS_RECORDED, Trace, cached_on_trace
 
 _COMPUTE_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.UPDATE_SKIPPED)
@@ -31,7 +42,6 @@ CHECKPOINT_PHASES = (Phase.CHECKPOINT, Phase.CHECKPOINT_LOAD)
 #: Waits that the parallel loops of a phase do not make: their cause is foreign in any phase. CPython's locks wait on
 #: POSIX semaphores (`Python/thread_pthread.h`), OpenMP's loops on futexes, and torch's pool on conditions.
 _FOREIGN_WAITS = (WaitOp.SLEEP, WaitOp.POLL, WaitOp.JOIN, WaitOp.GIL, WaitOp.SEMAPHORE)
-_WRITE_OPS = (IoOp.WRITE, IoOp.WRITEV, IoOp.PWRITE, IoOp.PWRITEV, IoOp.FWRITE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +55,10 @@ class Standing:
     saving: TimeSet
     #: Blocked in reads of files.
     reading: TimeSet
-    #: Blocked for a cause without a separate kind: at any place; only outside phases and annotations.
-    foreign: TimeSet
-    local: TimeSet
+    #: Blocked for a cause without a separate kind: by a foreign one anywhere, else outside phases and annotations.
+    blocked: TimeSet
     #: Inside calls that wait for the device.
     on_device: TimeSet
-    #: Inside torch.compile, whatever that does: a compilation is no part of what is compiled.
-    compiling: TimeSet
 
 
 def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
@@ -82,25 +89,19 @@ def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
         annotated,
         saving | TimeSet.of(io.begin[at[commits]], io.end[at[commits]]),
         TimeSet.of(io.begin[at[reads]], io.end[at[reads]]),
-        TimeSet.of(
-            np.concatenate([waits["begin_ns"][held[alien]], io.begin[at[foreign]]]),
-            np.concatenate([waits["end_ns"][held[alien]], io.end[at[foreign]]]),
+        TimeSet.united(
+            TimeSet.of_rows(waits, held[alien]),
+            TimeSet.of(io.begin[at[foreign]], io.end[at[foreign]]),
+            TimeSet.of_rows(waits, held[~alien]) - busy - annotated,
         )
         - on_device,
-        TimeSet.of_rows(waits, held[~alien]) - busy - annotated - on_device,
         on_device,
-        compilation_time(index, thread),
     )
 
 
 def _is_among(paths: npt.NDArray[np.int32], some: Int64) -> Bools:
     """Return the mask of the paths that are among some; most ranks have no file."""
     return np.isin(paths, some) if len(paths) and len(some) else np.zeros(len(paths), dtype=bool)
-
-
-def compilation_time(index: TraceIndex, thread: StepThread) -> TimeSet:
-    """Return when the step thread was inside torch.compile."""
-    return time_of_spans(index, thread, SpanKind.COMPILE)
 
 
 def time_of_spans(index: TraceIndex, thread: StepThread, *kinds: SpanKind) -> TimeSet:
@@ -129,10 +130,12 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     layers += batch_layers(index, thread, loads)
     stood = standing_of(index, thread)
     layers.append(Layer(StallKind.CHECKPOINT, stood.saving))
-    layers.append(Layer(StallKind.PYTHON, stood.compiling))
-    guessed = thread.process_id in index.blocked_by_guess
+    # Whatever torch.compile does: a compilation is no part of what is compiled.
+    compiling = time_of_spans(index, thread, SpanKind.COMPILE)
+    layers.append(Layer(StallKind.PYTHON, compiling))
+    guessed = thread.process_id in blocked_by_guess(index.origin)
     layers.append(Layer(StallKind.FETCH, stood.reading, (StallKind.COMPUTE,) if guessed else ()))
-    layers.append(Layer(StallKind.OTHER, stood.foreign | stood.local))
+    layers.append(Layer(StallKind.OTHER, stood.blocked))
     layers.append(Layer(StallKind.COMPUTE, stood.on_device, (StallKind.H2D,)))  # its work was not recorded
     all_operators = index.has_fact(OPERATORS_RECORDED, thread.process_id)
     works = _operators(index, thread)
@@ -146,8 +149,8 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     if all_operators:
         layers += operator_layers(index, thread)
     else:
-        layers += phase_layers(index, thread, stood.busy, explained, stood.compiling)
-        gaps = gaps_between_phases(index, thread, loads, stood.compiling)
+        layers += phase_layers(index, thread, stood.busy, explained, compiling)
+        gaps = gaps_between_phases(index, thread, loads, compiling)
         has_phases = bool(len(stood.busy))
         # A tool that records no phases, or the benchmark that it recorded, names its compute so.
         are_compute = is_imported(index.trace) and not has_phases
@@ -204,9 +207,8 @@ def _outside_collectives(
     begin, until, position = collective_blocking.in_flight_heads(call, end)
     free = TimeSet.of(begin, until) - explained - works
     since, stop, head = free.pieces(begin, until)
-    row, no = rows[position[head]], np.zeros(len(head), dtype=bool)
-    link = index.in_flight.link[row]
-    blocked = collective_blocking.Blocked(since, stop, row, np.full(len(row), -1, dtype=np.int64), link, no, no, no)
+    row = rows[position[head]]
+    blocked = collective_blocking.Blocked.on(row, since, stop, index.in_flight.link[row])
     layers, late, _ = collective_blocking.collective_layers(index, blocked)
     all_operators = index.has_fact(OPERATORS_RECORDED, thread.process_id)
     unsure = (_PYTHON, _OTHER) if all_operators else (_COMPUTE, _PYTHON, _OTHER)
@@ -245,9 +247,9 @@ def _paths_written(index: TraceIndex, thread: StepThread, saving: TimeSet) -> tu
     if rows.start == rows.stop:
         return int64([]), int64([])
     op, path, begin = (io[name][rows] for name in ("op_code", "path_code", "begin_ns"))
-    writes = is_one_of(op, _WRITE_OPS) & (path != index.trace.strings.find(""))
+    writes = is_one_of(op, WRITES) & (path != index.trace.strings.find(""))
     inside = intervals.locate(saving.begin, saving.end, begin[writes]) >= 0
-    fetches = is_one_of(op, READ_OPS) & ~is_one_of(op, (IoOp.OPEN, IoOp.FOPEN))
+    fetches = is_one_of(op, READ_OPS) & ~is_one_of(op, OPENS)
     written = np.unique(int64(path[writes]))
     return np.unique(int64(path[writes][inside])), np.setdiff1d(written, path[fetches])
 

@@ -15,29 +15,28 @@ from stashtrace.analysis.collectives.device_collectives import DeviceCollectives
 from stashtrace.analysis.collectives.matching import Matched, match, match_columns
 from stashtrace.analysis.collectives.shares import KEPT, NetworkCuts, network_cuts
 from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64, is_one_of, value_at
-from stashtrace.analysis.steps.steps import host_steps, steps
+from stashtrace.analysis.steps.steps import steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.groupby import GroupBy, RowsBy
-from stashtrace.schema.kinds import IO_WAITED, NOT_FILES, BatchPhase, IoOp, ProcessRole, StallKind
+from stashtrace.schema.kinds import (
+    IO_WAITED,
+    NOT_FILES,
+    OPENS,
+    READS,
+    BatchPhase,
+    IoOp,
+    Phase,
+    ProcessRole,
+    StallKind,
+)
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import FILE_CUT, Trace
+from stashtrace.schema.trace import FILE_CUT, Trace, cached_on_trace, facts_named
 
 Result = TypeVar("Result")
 
-READ_OPS = (
-    IoOp.READ,
-    IoOp.PREAD,
-    IoOp.READV,
-    IoOp.PREADV,
-    IoOp.FREAD,
-    IoOp.OPEN,
-    IoOp.FOPEN,
-    IoOp.STAT,
-    IoOp.READDIR,
-    IoOp.MMAP,
-    IoOp.SENDFILE,
-)
+#: Calls that may wait for what storage holds.
+READ_OPS = (*READS, *OPENS, IoOp.STAT, IoOp.READDIR, IoOp.MMAP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,22 +131,44 @@ class IoRows:
     is_open: np.ndarray
 
 
+@cached_on_trace
 def blocked_by_guess(trace: Trace) -> frozenset[int]:
     """Return the processes whose importer flagged calls as blocked because of their duration."""
-    facts = trace.metadata
-    key, value = (trace.strings.find(text) for text in ("io_blocked_from", "duration"))
-    return frozenset(facts["process_id"][(facts["key_code"] == key) & (facts["value_code"] == value)].tolist())
+    return frozenset(process for process, value in facts_named(trace, "io_blocked_from") if value == "duration")
 
 
+@cached_on_trace
 def cut_processes(trace: Trace) -> frozenset[int]:
     """Return the processes whose recording ends early, so that any of the work of their devices may be missing."""
     losses = trace.losses
     return frozenset(losses["process_id"][losses["name_code"] == trace.strings.find(FILE_CUT)].tolist()) - {-1}
 
 
+@cached_on_trace
+def checkpoints(trace: Trace) -> tuple[Int64, RowsBy]:
+    """Return the rows of ``phases`` that are checkpoints, and where those of each process are among them."""
+    rows = np.flatnonzero(trace.phases["phase_code"] == Phase.CHECKPOINT)
+    return rows, RowsBy(trace.phases["process_id"][rows])
+
+
+@cached_on_trace
+def process_of_track(trace: Trace) -> Int64:
+    """Return the process id by track id; -1 where no track has the id."""
+    tracks, io = trace.tracks, trace.streamed_io
+    largest = int(trace.io["track_id"].max(initial=-1)) if io is None else len(io.counts) - 1
+    owner = np.full(max(int(tracks["track_id"].max(initial=-1)), largest) + 1, -1, dtype=np.int64)
+    owner[tracks["track_id"]] = tracks["process_id"]
+    return owner
+
+
 def _rows_by(table: str, column: str) -> cached_property[RowsBy]:
     """Return a property: rows of a table of the index's trace, grouped by one of its columns on first use."""
     return cached_property(lambda index: RowsBy(getattr(index.trace, table)[column]))
+
+
+def _batches_by(phase: BatchPhase, column: str) -> cached_property[RowsBy]:
+    """Return a property: rows of ``batches_of_phase``, grouped by a column on first use."""
+    return cached_property(lambda index: RowsBy(index.batches_of_phase(phase)[column]))
 
 
 #: Sort columns of collectives: rows that are equal in these are equal in all columns that the attribution reads.
@@ -182,11 +203,6 @@ class TraceIndex:
             return False
         named = facts["key_code"] == code
         return bool((named & (facts["process_id"] == process_id)).any())
-
-    @cached_property
-    def cut_processes(self) -> frozenset[int]:
-        """As the function of this name."""
-        return cut_processes(self.trace)
 
     @cached_property
     def matched(self) -> Matched:
@@ -231,11 +247,6 @@ class TraceIndex:
         return steps(self.origin)
 
     @cached_property
-    def host_steps(self) -> Table:
-        """Steps of all ranks as the training loops ran through them, on their hosts' clocks."""
-        return host_steps(self.origin)
-
-    @cached_property
     def steps_by_rank(self) -> RowsBy:
         """Rows of ``steps`` by rank."""
         return RowsBy(self.steps["rank"])
@@ -266,24 +277,16 @@ class TraceIndex:
     collectives = _rows_by("collectives", "process_id")
     collective_waits = _rows_by("collective_waits", "track_id")
 
-    @cached_property
-    def batch_waits(self) -> RowsBy:
-        """Rows of ``batches_of_phase(WAIT)`` by track."""
-        return RowsBy(self.batches_of_phase(BatchPhase.WAIT)["track_id"])
-
-    @cached_property
-    def worker_ends(self) -> RowsBy:
-        """Rows of ``batches_of_phase(WORKERS_END)`` by track."""
-        return RowsBy(self.batches_of_phase(BatchPhase.WORKERS_END)["track_id"])
+    # Rows of ``batches_of_phase``.
+    batch_waits = _batches_by(BatchPhase.WAIT, "track_id")
+    worker_ends = _batches_by(BatchPhase.WORKERS_END, "track_id")
+    index_waits = _batches_by(BatchPhase.INDEX_WAIT, "process_id")
+    fetches_by_process = _batches_by(BatchPhase.FETCH, "process_id")
+    fetches_by_loader = _batches_by(BatchPhase.FETCH, "loader_id")
 
     def workers_end(self, track_id: int) -> TimeSet:
         """Return when a thread waited for the workers of a loader to end."""
         return TimeSet.of_rows(self.batches_of_phase(BatchPhase.WORKERS_END), self.worker_ends.rows(track_id))
-
-    @cached_property
-    def index_waits(self) -> RowsBy:
-        """Rows of ``batches_of_phase(INDEX_WAIT)`` by process."""
-        return RowsBy(self.batches_of_phase(BatchPhase.INDEX_WAIT)["process_id"])
 
     @cached_property
     def _served(self) -> Int64:
@@ -316,20 +319,9 @@ class TraceIndex:
         return TimeSet.of_rows(table, rows[table["track_id"][rows] != thread.track_id])
 
     @cached_property
-    def fetches_by_process(self) -> RowsBy:
-        """Rows of ``batches_of_phase(FETCH)`` by process."""
-        return RowsBy(self.batches_of_phase(BatchPhase.FETCH)["process_id"])
-
-    @cached_property
-    def fetches_by_loader(self) -> RowsBy:
-        """Rows of ``batches_of_phase(FETCH)`` by iterator."""
-        return RowsBy(self.batches_of_phase(BatchPhase.FETCH)["loader_id"])
-
-    @cached_property
     def began_ns(self) -> dict[int, int]:
         """When each process began, by its id."""
-        processes = self.trace.processes
-        return dict(zip(processes["process_id"].tolist(), processes["begin_ns"].tolist(), strict=True))
+        return self.trace.processes.lookup("process_id", "begin_ns")
 
     @cached_property
     def _batches(self) -> dict[int, Table]:
@@ -365,13 +357,8 @@ class TraceIndex:
             is_receive=(op == IoOp.RECV) | (op == IoOp.CONNECT),
             is_blocked=blocked,
             flags=flags,
-            is_open=np.isin(op, (IoOp.OPEN, IoOp.FOPEN)),
+            is_open=np.isin(op, OPENS),
         )
-
-    @cached_property
-    def blocked_by_guess(self) -> frozenset[int]:
-        """Processes whose calls count as blocked because they took long, not because the thread was off the CPU."""
-        return blocked_by_guess(self.trace)
 
     def reads_by_guess(self, process: int) -> TimeSet:
         """Return the time in reads of a process of ``blocked_by_guess``; fast reads may have waited for storage too."""
@@ -383,16 +370,9 @@ class TraceIndex:
     def _reads_by_guess(self) -> tuple[Int64, Int64, RowsBy]:
         table = self.trace.io
         rows = np.flatnonzero(np.isin(table["op_code"], READ_OPS))
-        owner = self._process_of_track[table["track_id"][rows]]
-        mine = np.isin(owner, list(self.blocked_by_guess))
+        owner = process_of_track(self.origin)[table["track_id"][rows]]
+        mine = np.isin(owner, list(blocked_by_guess(self.origin)))
         return table["begin_ns"][rows[mine]], table["end_ns"][rows[mine]], RowsBy(owner[mine])
-
-    @cached_property
-    def _process_of_track(self) -> Int64:
-        tracks = self.trace.tracks
-        owner = np.full(int(tracks["track_id"].max()) + 1 if len(tracks) else 0, -1, dtype=np.int64)
-        owner[tracks["track_id"]] = tracks["process_id"]
-        return owner
 
     @cached_property
     def io_by_track(self) -> RowsBy:
@@ -402,7 +382,7 @@ class TraceIndex:
     @cached_property
     def io_by_process(self) -> RowsBy:
         """Rows of ``io`` by process."""
-        return RowsBy(self._process_of_track[self.io.track])
+        return RowsBy(process_of_track(self.origin)[self.io.track])
 
 
 def kept_per_thread(compute: Callable[[TraceIndex, StepThread], Result]) -> Callable[[TraceIndex, StepThread], Result]:

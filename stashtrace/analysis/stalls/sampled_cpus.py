@@ -30,8 +30,7 @@ class HostCpu:
 
 def host_cpus(trace: Trace, window: tuple[int, int] | None) -> dict[str, HostCpu]:
     """Map each host to its CPUs in the counted steps, by the process of the job that sampled them for longest."""
-    processes = trace.processes
-    hosts = dict(zip(processes["process_id"].tolist(), processes["host_code"].tolist(), strict=True))
+    hosts = trace.processes.lookup("process_id", "host_code")
     grown = {part: dict(_grown_by_series(trace, f"host_{part}_ns_total", window)) for part in _PARTS}
     looks: dict[int, tuple[float, tuple[int, int], dict[str, float]]] = {}
     for key, (_, span) in grown["idle"].items():
@@ -55,8 +54,7 @@ def runqueue_of_ranks(trace: Trace, window: tuple[int, int]) -> dict[int, float]
 
     Threads that wait at the same time count each. A rank of which no thread was sampled is left out.
     """
-    processes = trace.processes
-    rank_of = dict(zip(processes["process_id"].tolist(), processes["rank"].tolist(), strict=True))
+    rank_of = trace.processes.lookup("process_id", "rank")
     waited: dict[int, float] = {}
     for (process, _), ns in runqueue_of_threads(trace, window):
         rank = rank_of.get(process, -1)
@@ -89,8 +87,7 @@ def _of_threads(trace: Trace, name: str, window: tuple[int, int]) -> Iterator[tu
 
 def _cpu_ns(trace: Trace, span: tuple[int, int]) -> dict[int, float]:
     """Map each process to the CPU time that it used in a span, all of it where the process began inside."""
-    processes = trace.processes
-    begins = dict(zip(processes["process_id"].tolist(), processes["begin_ns"].tolist(), strict=True))
+    begins = trace.processes.lookup("process_id", "begin_ns")
     used: dict[int, float] = {}
     for name in ("process_user_ns_total", "process_system_ns_total"):
         for (process, _), at, values in timed_samples(trace, name):
@@ -121,12 +118,42 @@ def _grown_by_series(
 
 def last_values(trace: Trace, name: str) -> dict[tuple[int, int], float]:
     """Map (process, native id) to the last value of a cumulative counter."""
-    return {key: float(values[-1]) for key, values in counter_samples(trace, name)}
+    return {key: float(values[-1]) for key, _, values in timed_samples(trace, name)}
 
 
-def counter_samples(trace: Trace, name: str) -> Iterator[tuple[tuple[int, int], Floats]]:
-    for key, _, values in timed_samples(trace, name):
-        yield key, values
+class HostCounters:
+    """Counters of the hosts, each from the process of a host that sampled it most often."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._host_of: dict[int, int] = trace.processes.lookup("process_id", "host_code")
+        self._longest: dict[str, dict[int, tuple[Int64, Floats]]] = {}
+
+    def host_of(self, process_id: int) -> int:
+        """Return the code of the host of a process, -1 if it is unknown."""
+        return self._host_of.get(process_id, -1)
+
+    def of_host(self, host: int, name: str) -> tuple[Int64, Floats] | None:
+        """Return moments and values of a counter; None if no process of the host sampled it twice."""
+        if name not in self._longest:
+            longest: dict[int, tuple[Int64, Floats]] = {}
+            for of, at, values in self.samples(name):
+                if len(at) > (len(longest[of][0]) if of in longest else 1):
+                    longest[of] = at, values
+            self._longest[name] = longest
+        return self._longest[name].get(host)
+
+    def samples(self, name: str) -> Iterator[tuple[int, Int64, Floats]]:
+        """Give the samples of a counter by each process, behind the host of that."""
+        for (process, _), at, values in timed_samples(self._trace, name):
+            yield self.host_of(process), at, values
+
+
+def growth_between(at: Int64, values: Floats | Int64, begin: Int64, end: Int64) -> Floats:
+    """Return the growth of a cumulative value over windows, linear between its readings."""
+    base = int(at[0])  # relative to the first reading, so floats hold durations
+    late, early = (np.interp(moments - base, at - base, values - values[0]) for moments in (end, begin))
+    return np.asarray(late - early)
 
 
 def timed_samples(trace: Trace, name: str) -> Iterator[tuple[tuple[int, int], Int64, Floats]]:

@@ -39,7 +39,7 @@ def part_of_run(trace: Trace, part_ratio: float) -> Trace | None:
     first, last = int(by_step.values[at]), int(by_step.values[at + count - 1])
     begins = steps.take(steps["step"] == first)
     wide = steps.take((steps["step"] >= first - _MARGIN_STEPS) & (steps["step"] <= last + _MARGIN_STEPS))
-    begins_ns = dict(zip(begins["rank"].tolist(), begins["begin_ns"].tolist(), strict=True))
+    begins_ns = begins.lookup("rank", "begin_ns")
     window = Window(first, begins_ns, last)
     part = with_window(_within(trace, wide), window, int(fact_of_run(trace, ORIGIN_FACT) or 0))
     numbered = part.numbered_steps  # a stored run has its steps in a table, which no window cuts

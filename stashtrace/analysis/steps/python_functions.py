@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_around
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema import columns as col
@@ -56,8 +56,8 @@ def stacks(trace: Trace, *, threads: Literal["step", "all"] = "step") -> Table:
             hint="`stashtrace analyze lines` has those that the recorder took itself; all threads are sampled by"
             " `stashtrace capture RUN --stacks`",
         )
-    rank_of = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
-    process_of = dict(zip(trace.tracks["track_id"].tolist(), trace.tracks["process_id"].tolist(), strict=True))
+    rank_of = trace.processes.lookup("process_id", "rank")
+    process_of = trace.tracks.lookup("track_id", "process_id")
     wanted = {thread.track_id for thread in step_threads(trace)} if threads == "step" else set(process_of)
     rows = []
     for track, at in GroupBy(table["track_id"]).items():
@@ -68,10 +68,7 @@ def stacks(trace: Trace, *, threads: Literal["step", "all"] = "step") -> Table:
         lengths = part["end_ns"] - part["begin_ns"]
         alone = lengths - _inner_ns(part)
         for name, same in GroupBy(part["name_code"]).items():
-            self_ns, total_ns = (
-                int(alone[same].sum()),
-                TimeSet.of_rows(part, same).total_ns,
-            )
+            self_ns, total_ns = int(alone[same].sum()), TimeSet.of_rows(part, same).total_ns
             line = int(part["line"][same[lengths[same].argmax()]])
             rank = rank_of.get(process_of[track], -1)
             rows.append((rank, track, name, line, self_ns, self_ns / whole_ns, total_ns, total_ns / whole_ns))
@@ -81,14 +78,13 @@ def stacks(trace: Trace, *, threads: Literal["step", "all"] = "step") -> Table:
 
 def _inner_ns(calls: Table) -> Int64:
     """Return the time of the functions that each one called, of one thread."""
+    begin, end = calls["begin_ns"], calls["end_ns"]
     inner = np.zeros(len(calls), dtype=np.int64)
-    by_depth = {depth: at[np.argsort(calls["begin_ns"][at])] for depth, at in GroupBy(calls["depth"]).items()}
+    by_depth = {depth: at[np.argsort(begin[at])] for depth, at in GroupBy(calls["depth"]).items()}
     for depth, callees in by_depth.items():
         callers = by_depth.get(depth - 1)
         if callers is None:
             continue
-        place = np.searchsorted(calls["begin_ns"][callers], calls["begin_ns"][callees], side="right") - 1
-        caller = callers[np.maximum(place, 0)]
-        inside = (place >= 0) & (calls["end_ns"][callees] <= calls["end_ns"][caller])
-        np.add.at(inner, caller[inside], (calls["end_ns"] - calls["begin_ns"])[callees[inside]])
+        at = window_around(begin[callees], end[callees], begin[callers], end[callers])
+        np.add.at(inner, callers[at[at >= 0]], (end - begin)[callees[at >= 0]])
     return int64(inner)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace.analysis.intervals import Floats, Int64, int64
-from stashtrace.analysis.steps.steps import counted_steps, host_steps, is_counted
+from stashtrace.analysis.intervals import Bools, Floats, Int64, int64
+from stashtrace.analysis.steps.steps import counted_steps, host_steps, is_counted, steps_if_any
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.errors import MissingDataError
@@ -36,8 +36,6 @@ class StepTime:
     median_ns: float
     #: Steps that count.
     steps_count: int
-    #: Steps of the same kinds that do not.
-    left_out_count: int
 
 
 def kinds_that_count(steps: Table) -> list[str]:
@@ -70,20 +68,16 @@ def step_lengths(counted: Table) -> Floats:
 
 def step_time_of(trace: Trace) -> StepTime | None:
     """Return the step time of a trace; None if no rank has a step."""
-    try:
-        return step_time(find_steps(trace))
-    except MissingDataError:
-        return None
+    steps = steps_if_any(trace)
+    return None if steps is None else step_time(steps)
 
 
 def step_time(steps: Table) -> StepTime:
     """Return the step time of a run. ``steps``: ``steps`` of all ranks."""
-    counted = step_time_steps(steps)
-    lengths = step_lengths(counted)
+    lengths = step_lengths(step_time_steps(steps))
     if not len(lengths):
-        return StepTime(0.0, 0.0, 0, 0)
-    same = np.unique(steps["step"][np.isin(steps["kind"], np.unique(counted["kind"]))])
-    return StepTime(float(lengths.mean()), float(np.median(lengths)), len(lengths), len(same) - len(lengths))
+        return StepTime(0.0, 0.0, 0)
+    return StepTime(float(lengths.mean()), float(np.median(lengths)), len(lengths))
 
 
 STEP_KINDS = col.schema(
@@ -144,15 +138,13 @@ def step_kinds(trace: Trace, *, warmup: bool = False) -> Table:
     return Table.from_rows(STEP_KINDS, rows).sort_by("rank")
 
 
-def _counted_rows(table: Table, warmup: bool) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _counted_rows(table: Table, warmup: bool) -> Bools:
     """Return a mask of the rows of one kind that count; at least one per rank."""
     counted, ranks = is_counted(table, warmup=warmup), GroupBy(table["rank"])
     return np.asarray(counted | (ranks.count(counted) == 0)[ranks.number])
 
 
-def _row(
-    rank: int, kind: str, table: Table, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]], total: int, rollout: Int64
-) -> tuple[object, ...]:
+def _row(rank: int, kind: str, table: Table, chosen: Bools, total: int, rollout: Int64) -> tuple[object, ...]:
     lengths = step_lengths(table.take(chosen))
     steps_count = len(np.unique(table["step"][chosen]))
     return (

@@ -86,10 +86,8 @@ def step_at(table: Table, rank: Int64, at_ns: Int64) -> Int64:
 
 def step_at_any(trace: Trace, rank: Int64, at_ns: Int64) -> Int64:
     """Step of each rank at a moment; -1 outside, and for all of them where no training loop was recorded."""
-    try:
-        return step_at(steps(trace), rank, at_ns)
-    except MissingDataError:
-        return np.full(len(rank), -1, dtype=np.int64)
+    table = steps_if_any(trace)
+    return np.full(len(rank), -1, dtype=np.int64) if table is None else step_at(table, rank, at_ns)
 
 
 def in_steps(rows: Table, steps: Table) -> Bools:
@@ -115,6 +113,12 @@ def host_steps(trace: Trace) -> Table:
         if len(at) == len(joined.begin_ns):  # else rows were lost after the steps had been numbered
             begin[at], end[at] = joined.begin_ns, joined.end_ns
     return known.replace(begin_ns=begin, end_ns=end, clock_code=np.zeros(len(known), dtype=np.int64))
+
+
+def steps_on_host(trace: Trace, steps: Table, rank: int) -> Table:
+    """Return those of some steps that a rank made, by the clock of its host, in order."""
+    host, wanted = host_steps(trace), steps["step"][steps["rank"] == rank]
+    return host.take((host["rank"] == rank) & np.isin(host["step"], wanted)).sort_by("begin_ns")
 
 
 @cached_on_trace

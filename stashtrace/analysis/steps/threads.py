@@ -9,7 +9,7 @@ import numpy as np
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, Bracket, Phase, PhaseFlag, ProcessRole, SpanKind, ThreadRole
-from stashtrace.schema.trace import Trace, cached_on_trace
+from stashtrace.schema.trace import Trace, cached_on_trace, facts_named, is_stated
 
 #: Weights of the evidence that a thread drives the loop: one update outweighs any number of forwards.
 _UPDATE, _MARK, _OTHER, _ROLE = 1 << 40, 1 << 30, 1 << 2, 1
@@ -94,10 +94,8 @@ def _with_lives(trace: Trace, chosen: dict[int, tuple[int, int, int]]) -> tuple[
 
 def how_to_get_steps(trace: Trace) -> str:
     """Return a hint for a trace without steps: what to record, or that another tool's files have no times."""
-    key = trace.strings.find("no_times")
-    reasons = trace.metadata["value_code"][trace.metadata["key_code"] == key]
-    if len(reasons):
-        return trace.text(int(reasons[0]))
-    if trace.strings.find("imported") in trace.metadata["key_code"].tolist():
+    for _, reason in facts_named(trace, "no_times"):
+        return reason
+    if is_stated(trace, "imported"):
         return "no steps are recorded in these files; `stashtrace info` lists what is"
     return "run with the collectors torch_step and torch_dataloader on, or call stashtrace.step() in the loop"

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64, is_one_of
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64, is_one_of, window_around
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import Phase, PhaseFlag
 from stashtrace.schema.table import Table
@@ -95,11 +95,8 @@ def tokens_of(phases: dict[str, Int64], wait_begin: Int64, wait_end: Int64) -> T
     outer = np.flatnonzero(~nested & (kind >= 0))
     outer = outer[np.argsort(phases["begin_ns"][outer], kind="stable")]
     inner = np.flatnonzero(nested & (kind == UPDATE))
-    if len(inner) and len(outer):
-        at = np.searchsorted(phases["begin_ns"][outer], phases["begin_ns"][inner], side="right") - 1
-        around = outer[np.maximum(at, 0)]
-        inside = (at >= 0) & (phases["end_ns"][around] >= end[inner])
-        end[inner[inside]] = phases["end_ns"][around[inside]]
+    at = window_around(phases["begin_ns"][inner], end[inner], phases["begin_ns"][outer], end[outer])
+    end[inner[at >= 0]] = end[outer[at[at >= 0]]]
     first_begin, again = _closures(phases["begin_ns"], end, np.where(nested, -1, kind))
     no_grad = ((flags & int(PhaseFlag.NO_GRAD)) != 0) & ~_computed_again(phases, kind, nested)
     keep = np.flatnonzero((kind >= 0) & (~nested | (kind == UPDATE)) & ~again)
@@ -130,9 +127,8 @@ def _computed_again(phases: dict[str, Int64], kind: Int64, nested: Bools) -> Boo
     mask = np.zeros(len(kind), dtype=bool)
     if not len(backwards) or not len(inner):
         return mask
-    around = np.searchsorted(begin[backwards], begin[inner], side="right") - 1
-    inside = (around >= 0) & (end[inner] <= end[backwards][np.maximum(around, 0)])
-    again = GroupBy(around[inside], name[inner[inside]])
+    around = window_around(begin[inner], end[inner], begin[backwards], end[backwards])
+    again = GroupBy(around[around >= 0], name[inner[around >= 0]])
     before = GroupBy(np.searchsorted(begin[backwards], begin[forwards]), name[forwards])
     count = np.append(again.sizes, 0)[again.find(*before.keys)]
     # The last ones of a module are its training, those before them may be a rollout of it.
@@ -149,9 +145,8 @@ def _closures(begin: Int64, end: Int64, kind: Int64) -> tuple[Int64, Bools]:
     inner = inner[np.argsort(begin[inner], kind="stable")]
     if not len(updates) or not len(inner):
         return at, again
-    around = np.searchsorted(begin[updates], begin[inner], side="right") - 1
-    inside = (around >= 0) & (end[inner] <= end[updates][np.maximum(around, 0)])
-    inner, around = inner[inside], around[inside]
+    around = window_around(begin[inner], end[inner], begin[updates], end[updates])
+    inner, around = inner[around >= 0], around[around >= 0]
     calls = np.unique(around)
     at[updates[calls]] = np.maximum(end[updates[calls]] - 1, begin[updates[calls]])
     # One evaluation reaches up to the first backward, and without any to the first forward.

@@ -11,7 +11,7 @@ from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.loading.run_tables import WINDOW_FACT, Window, without_torn_collectives
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import Trace, facts_named
 
 #: Later clock readings may have moved the begin of the step by less than this; the part of the loop before it began
 #: earlier.
@@ -22,10 +22,8 @@ ORIGIN_FACT = "origin_monotonic_ns"
 
 def fact_of_run(trace: Trace, key: str) -> str:
     """Return the value of a key in the metadata of the whole run; empty if it has none."""
-    facts = trace.metadata
-    code = trace.strings.find(key)
-    values = facts["value_code"][(facts["process_id"] == -1) & (facts["key_code"] == code)]
-    return trace.text(values[-1]) if len(values) and code >= 0 else ""
+    values = [value for process, value in facts_named(trace, key) if process == -1]
+    return values[-1] if values else ""
 
 
 def window_of(trace: Trace) -> Window | None:

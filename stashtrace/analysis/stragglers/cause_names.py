@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64, rows_of
-from stashtrace.analysis.stalls.batch_waits import BatchWaits, batch_waits
+from stashtrace.analysis.stalls.batch_waits import batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.idle_calls import call_names
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
@@ -26,16 +26,7 @@ from stashtrace.analysis.stalls.rows_by_thread import READ_OPS, TraceIndex, kept
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.analysis.stragglers.causes import CAUSES, COMPUTE, LAUNCH, PYTHON, RankTimes
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import (
-    NAMED_SPANS,
-    NOT_FILES,
-    BatchPhase,
-    DeviceWork,
-    IoOp,
-    Phase,
-    SpanKind,
-    WaitOp,
-)
+from stashtrace.schema.kinds import NAMED_SPANS, NOT_FILES, BatchPhase, DeviceWork, IoOp, Phase, SpanKind, WaitOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -67,11 +58,10 @@ class Window(NamedTuple):
 
 
 class Namer:
-    """Names what is behind causes; keeps the batch waits of the ranks that it has examined."""
+    """Names what is behind causes."""
 
     def __init__(self, index: TraceIndex) -> None:
         self._index = index
-        self._waits: dict[StepThread, BatchWaits] = {}
         self._ways: dict[str, Callable[[Window, Window | None, TimeSet], Named]] = {
             "fetch": self._fetch,
             "prep": self._prep,
@@ -101,9 +91,7 @@ class Namer:
     def _batch(self, late: Window, time: TimeSet) -> tuple[int, int, TimeSet]:
         """Return process and worker of the batch that was awaited longest in this time, and when it was made."""
         thread, index = late.times.thread, self._index
-        if thread not in self._waits:
-            self._waits[thread] = batch_waits(index, thread)
-        waits = self._waits[thread]
+        waits = batch_waits(index, thread)
         spent = time.within(waits.begin, waits.end)
         if not len(spent) or spent.max() <= 0:
             return -1, -1, TimeSet.empty()

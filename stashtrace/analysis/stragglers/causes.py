@@ -20,7 +20,7 @@ import numpy as np
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.intervals import Floats, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.budget import rank_layers
-from stashtrace.analysis.stalls.on_host import compilation_time, outer_phase_rows
+from stashtrace.analysis.stalls.on_host import outer_phase_rows, time_of_spans
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.analysis.stragglers.instances import HUNG, UNORDERED, Instances
@@ -259,9 +259,8 @@ def rank_times(index: TraceIndex, thread: StepThread) -> RankTimes:
     elsewhere = sets[SYNC] & made.marked.get("host_elsewhere", TimeSet.empty())
     sets[SYNC], sets[LAUNCH] = sets[SYNC] - elsewhere, sets[LAUNCH] | elsewhere
 
-    spans, rows = index.trace.spans, index.spans.rows(thread.track_id)
-    compiling = compilation_time(index, thread)
-    collecting = TimeSet.of_rows(spans, rows[spans["kind_code"][rows] == int(SpanKind.GC)]) - compiling
+    compiling = time_of_spans(index, thread, SpanKind.COMPILE)
+    collecting = time_of_spans(index, thread, SpanKind.GC) - compiling
     waits, held = index.trace.waits, index.waits.rows(thread.track_id)
     held = held[waits["wait_code"][held] == int(WaitOp.SLEEP)]
     asleep = TimeSet.of_rows(waits, held)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from stashtrace._native import intervals
 from stashtrace.analysis.intervals import NEVER, Bools, Floats, Int64, TimeSet, int64, ranges
-from stashtrace.analysis.stalls.budget import OUTSIDE_STEPS, rank_layers
+from stashtrace.analysis.stalls.budget import rank_layers, step_windows
 from stashtrace.analysis.stalls.collective_blocking import in_flight_heads, own_collectives
 from stashtrace.analysis.stalls.device_links import only_within
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
@@ -146,15 +146,9 @@ def _of_rank(index: TraceIndex, thread: StepThread, steps: Table) -> tuple[Int64
     order = np.argsort(begin, kind="stable")
     begin, end, late = begin[order], end[order], late[order]
 
-    steps = steps.take(steps["end_ns"] > steps["begin_ns"]).sort_by("begin_ns")
-    windows = TimeSet.of_rows(steps)
-    outside = windows.gaps(thread.begin_ns, thread.end_ns)
-    edges = np.concatenate([steps["begin_ns"], outside.begin])
-    number = np.concatenate([steps["step"], np.full(len(outside), OUTSIDE_STEPS)])
-    by_begin = np.argsort(edges, kind="stable")
-    stops = np.concatenate([steps["end_ns"], outside.end])[by_begin]
-    begin, end, of, window = intervals.join(int64(begin), int64(end), int64(edges[by_begin]), int64(stops))
-    late, step = int64(late[of]), int64(number[by_begin][window])
+    windows, number = step_windows(thread, steps)
+    begin, end, of, window = intervals.join(int64(begin), int64(end), windows.begin, windows.end)
+    late, step = int64(late[of]), number[window]
 
     row = _operations(index, thread, begin, end, late)
     return np.full(len(begin), thread.rank), late, begin, end, step, row

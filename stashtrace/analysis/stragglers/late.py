@@ -422,7 +422,7 @@ def kind_by_name(name: str) -> str:
 
 def group_kinds(trace: Trace) -> dict[int, str]:
     """Group hash -> kind: by its name, else ``all`` ranks, a ``block``, every n-th (``stride``), ``some``."""
-    names = dict(zip(trace.groups["group_hash"].tolist(), trace.groups["name_code"].tolist(), strict=True))
+    names = trace.groups.lookup("group_hash", "name_code")
     world = max(int(trace.processes["world_size"].max(initial=0)), len(trace.ranks))
     return {
         value: kind_by_name(trace.text(names[value]) if value in names else "") or _shape(group.members.tolist(), world)

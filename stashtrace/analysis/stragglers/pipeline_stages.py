@@ -22,14 +22,14 @@ from statistics import median
 
 import numpy as np
 
-from stashtrace.analysis.collectives.matching import group_table
+from stashtrace.analysis.collectives.matching import group_table, peers_of, process_values
 from stashtrace.analysis.intervals import Bools, Int64, int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import step_at
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, Phase
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import PIPELINE_STAGE, Trace
+from stashtrace.schema.trace import PIPELINE_STAGE, Trace, facts_named
 
 #: One of two ranks sends, or computes, that many times more often than the other: they are no stages of one pipeline.
 UNEQUAL = 1.5
@@ -255,13 +255,9 @@ class _Sent:
     @classmethod
     def of(cls, trace: Trace, steps: Table) -> _Sent:
         index = TraceIndex(trace)
-        table, groups = index.trace.collectives, group_table(index.trace)
+        table = index.trace.collectives
         rows = np.flatnonzero(np.isin(table["op_code"], (CollectiveOp.SEND, CollectiveOp.RECEIVE)))
-        members = {value: group.members for value, group in groups.items()}
-        peer = np.full(len(rows), -1, dtype=np.int64)
-        for value, at in GroupBy(table["group_hash"][rows]).items():
-            ranks, place = members[value], table["peer_rank"][rows[at]]
-            peer[at] = np.where((place >= 0) & (place < len(ranks)), ranks[np.clip(place, 0, len(ranks) - 1)], -1)
+        peer = peers_of(table, rows, group_table(index.trace))
         rank, entered = table["rank"][rows], index.entered_ns[rows]
         step = step_at(steps, rank, entered)
         known = (peer >= 0) & (step >= 0)
@@ -308,11 +304,9 @@ class _Sent:
 
 def _backwards(trace: Trace, steps: Table) -> dict[int, float]:
     """Return how often each rank computes a backward in the median step in which it does; of ranks that ever do."""
-    phases, processes = trace.phases, trace.processes
+    phases = trace.phases
     rows = np.flatnonzero(phases["phase_code"] == Phase.BACKWARD)
-    rank_of = np.full(int(processes["process_id"].max(initial=-1)) + 1, -1, dtype=np.int64)
-    rank_of[processes["process_id"]] = processes["rank"]
-    rank = rank_of[phases["process_id"][rows]]
+    rank = process_values(trace, phases["process_id"][rows], "rank")
     step = step_at(steps, rank, phases["begin_ns"][rows])
     each = GroupBy(rank[step >= 0], step[step >= 0])
     by_rank = GroupBy(each.keys[0])
@@ -321,12 +315,6 @@ def _backwards(trace: Trace, steps: Table) -> dict[int, float]:
 
 def stated_numbers(trace: Trace, key: str) -> dict[int, int]:
     """Return a number that the metadata states for processes, by rank."""
-    facts, processes = trace.metadata, trace.processes
-    rank = dict(zip(processes["process_id"].tolist(), processes["rank"].tolist(), strict=True))
-    rows = np.flatnonzero(facts["key_code"] == trace.strings.find(key))
-    numbers = {}
-    for process, code in zip(facts["process_id"][rows].tolist(), facts["value_code"][rows].tolist(), strict=True):
-        text = trace.text(code)
-        if process in rank and text.isdecimal():
-            numbers[rank[process]] = int(text)
-    return numbers
+    rank = trace.processes.lookup("process_id", "rank")
+    stated = facts_named(trace, key)
+    return {rank[process]: int(text) for process, text in stated if process in rank and text.isdecimal()}

@@ -193,19 +193,6 @@ def test_the_pieces_are_the_path_without_a_hole(seed: int) -> None:
     assert (cut.node == pieces.node[former]).all()
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_of_a_replay_with_other_lengths_it_is_that_ones_path(seed: int) -> None:
-    graph = random_graph(seed)
-    other = np.random.default_rng(seed).integers(1, 40, len(graph))
-    replayed = graph.replay(work_ns=other)
-    course = Course.of(graph, replayed)
-    path, held = course.path, np.diff(course.path_bounds_ns)
-    stop = int(replayed.end_ns[graph.ends].max())
-    assert held.sum() == stop - replayed.begin_ns[path[0]]
-    assert replayed.end_ns[path[-1]] == stop
-    assert (course.slack_ns[path] == 0).all()
-
-
 def test_a_path_as_long_as_the_clocks_can_distinguish_is_a_rival() -> None:
     """Rank 0 entered 2 ns before rank 1. On one clock that is an order; on two that are 1 ns off each it is none."""
     graph = graph_of(NODES, EDGES, ENDS)

@@ -348,4 +348,3 @@ def test_what_each_rank_needs_is_added() -> None:
     assert reads.read_bytes[code] == 2 * 2 * 3 * 8192
     assert reads.distinct_bytes[code] == 8192
     assert reads.needed_bytes[code] == 2 * 2 * 8192
-    assert reads.passes_count[code] == 2

@@ -74,8 +74,6 @@ def endings(trace: Trace) -> Table:
         If no process was recorded.
     """
     processes = trace.processes
-    if not len(processes):
-        raise MissingDataError("no process was recorded", hint="record a job with `stashtrace run -- COMMAND`")
     found: dict[tuple[int, int], dict[str, Any]] = {}
     for row in killed(trace).rows():
         found[row["process_id"], row["pid"]] = {**_UNKNOWN, **row, "at_ns": row["end_ns"]}
@@ -103,7 +101,7 @@ def _exceptions(trace: Trace) -> list[tuple[int, int, str]]:
     rows = np.flatnonzero(trace.spans["kind_code"] == SpanKind.EXCEPTION)
     if not len(rows):
         return []
-    owner = dict(zip(trace.tracks["track_id"].tolist(), trace.tracks["process_id"].tolist(), strict=True))
+    owner = trace.tracks.lookup("track_id", "process_id")
     columns = (trace.spans[name][rows].tolist() for name in ("track_id", "begin_ns", "name_code"))
     return [(owner[track], at_ns, trace.text(name)) for track, at_ns, name in zip(*columns, strict=True)]
 
@@ -113,8 +111,7 @@ def _steps_before(trace: Trace, found: list[dict[str, Any]]) -> list[int]:
     table = steps_if_any(trace)
     if table is None:
         return [-1] * len(found)
-    by_rank, processes = RowsBy(table["rank"]), trace.processes
-    role = dict(zip(processes["process_id"].tolist(), processes["role_code"].tolist(), strict=True))
+    by_rank, role = RowsBy(table["rank"]), trace.processes.lookup("process_id", "role_code")
     counts = []
     for ending in found:
         is_rank = role.get(ending["process_id"]) == ProcessRole.RANK

@@ -97,7 +97,7 @@ def ranks_to_look_at(trace: Trace) -> list[int]:
 def threads_to_look_at(trace: Trace, rank: int) -> Iterator[tuple[int, int]]:
     """Yield process_id and thread of a rank's step thread, then of its workers' main threads."""
     processes = trace.processes
-    native = dict(zip(trace.tracks["track_id"].tolist(), trace.tracks["native_id"].tolist(), strict=True))
+    native = trace.tracks.lookup("track_id", "native_id")
     thread = step_track(trace, rank)
     of_rank = (processes["rank"] == rank) & (processes["role_code"] == ProcessRole.RANK)
     if thread is not None:

@@ -19,11 +19,12 @@ from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.errors import MissingDataError
 from stashtrace.loading.peeks import newest_stack
 from stashtrace.record.peek.model import Progress, ThreadPeek, way_of_progress
-from stashtrace.schema.kinds import BatchPhase, CollectiveOp, IoFlag, IoOp, Phase, ProcessRole, SpanKind, WaitOp
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.kinds import NOT_FILES, BatchPhase, CollectiveOp, IoOp, Phase, ProcessRole, SpanKind, WaitOp
+from stashtrace.schema.trace import Trace, facts_named
 
 #: Metadata key; the same in ``csrc/collectors/proc/proc_collector.cpp``.
 _FACT = "stands_in"
+_TIMED_TABLES = ("phases", "batches", "collectives", "collective_waits", "waits", "spans", "io", "counters")
 _TIME_COLUMNS = ("end_ns", "ts_ns", "call_ns", "return_ns")
 
 
@@ -45,9 +46,8 @@ def place_since(trace: Trace, process: int, track: int, since_ns: int) -> str:
 
 def stands_in(trace: Trace, process: int) -> str:
     """Return the system call that the main thread of a process stood in when last looked at; empty if it ran."""
-    facts = trace.metadata
-    rows = (facts["process_id"] == process) & (facts["key_code"] == trace.strings.find(_FACT))
-    return trace.text(int(facts["value_code"][rows][-1])) if rows.any() else ""
+    calls = [call for owner, call in facts_named(trace, _FACT) if owner == process]
+    return calls[-1] if calls else ""
 
 
 def is_gone(trace: Trace, rank: int) -> bool:
@@ -149,23 +149,11 @@ def ran_since(trace: Trace, process: int, track: int, since_ns: int) -> tuple[fl
     return (min(spent / window, 1.0), window) if window > 0 else None
 
 
-def newest_ns(trace: Trace, *, activity: bool = False, rank: int | None = None) -> int:
-    """Return the time of the newest row; with ``activity``, counters and samples do not count."""
-    newest = 0
-    tables = ["phases", "batches", "collectives", "collective_waits", "waits", "spans", "io"]
-    processes = trace.processes
-    mine = set(processes["process_id"][processes["rank"] == rank].tolist()) if rank is not None else None
-    of_mine = np.isin(trace.tracks["process_id"], sorted(mine or ()))
-    tracks = set(trace.tracks["track_id"][of_mine].tolist())
-    for name in tables if activity else [*tables, "counters"]:
-        table = trace.table(name)
-        if mine is not None and len(table):
-            key = "process_id" if "process_id" in table else "track_id"
-            table = table.take(np.isin(table[key], sorted(mine if key == "process_id" else tracks)))
-        for column in _TIME_COLUMNS:
-            if column in table and len(table):
-                newest = max(newest, int(table[column].max()))
-    return newest
+def newest_ns(trace: Trace) -> int:
+    """Return the time of the newest row."""
+    tables = [trace.table(name) for name in _TIMED_TABLES]
+    columns = (table[column] for table in tables for column in _TIME_COLUMNS if column in table)
+    return max(int(column.max(initial=0)) for column in columns)
 
 
 def still_works(trace: Trace, rank: int, since_ns: int) -> str:
@@ -198,7 +186,7 @@ def last_work_ns(trace: Trace, track: int) -> int:
         table = trace.table(name)
         last = max(last, int(table["end_ns"][table["track_id"] == track].max(initial=-1)))
     for io in trace.io_pieces():
-        work = (io["track_id"] == track) & ((io["io_flags"] & (IoFlag.SOCKET | IoFlag.PIPE)) == 0)
+        work = (io["track_id"] == track) & ((io["io_flags"] & NOT_FILES) == 0)
         last = max(last, int(io["end_ns"][work].max(initial=-1)))
     return last
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from stashtrace.record.peek.model import ELSEWHERE, PEEK_FACT, STANDS_STILL, Peek
 from stashtrace.schema.kinds import ProcessRole
-from stashtrace.schema.trace import Trace, cached_on_trace
+from stashtrace.schema.trace import Trace, cached_on_trace, facts_named
 
 #: What a thread does that stands in no system call. ``system`` is a wait in the kernel outside of calls, as for a page.
 RUNS, STOPPED, ENDED, SYSTEM, UNKNOWN = "runs", "stopped", "ended", "kernel", "unknown"
@@ -24,11 +24,9 @@ WORK = ("phases", "batches", "spans")
 @cached_on_trace
 def peeks(trace: Trace) -> Mapping[int, Peek]:
     """Return the newest peek at each process that was looked at, by process_id, if it has not gone on since."""
-    facts = trace.metadata
     found: dict[int, Peek] = {}
-    for row in np.flatnonzero(facts["key_code"] == trace.strings.find(PEEK_FACT)).tolist():
-        peek = Peek.from_text(trace.text(int(facts["value_code"][row])))
-        process = int(facts["process_id"][row])
+    for process, text in facts_named(trace, PEEK_FACT):
+        peek = Peek.from_text(text)
         if peek is not None and (process not in found or peek.at_ns >= found[process].at_ns):
             found[process] = peek
     return {process: peek for process, peek in found.items() if not _went_on(trace, process, peek)}
@@ -36,9 +34,7 @@ def peeks(trace: Trace) -> Mapping[int, Peek]:
 
 def _went_on(trace: Trace, process: int, peek: Peek) -> bool:
     """Whether a process has finished work since it was looked at, as far as its clock is that of the trace."""
-    facts = trace.metadata
-    rows = np.flatnonzero(facts["key_code"] == trace.strings.find("origin_monotonic_ns"))
-    origin = trace.text(int(facts["value_code"][rows[0]])) if len(rows) else ""
+    origin = next((text for _, text in facts_named(trace, "origin_monotonic_ns")), "")
     if not origin.isdecimal() or len(np.unique(trace.processes["boot_code"])) > 1:
         return False
     tracks = trace.tracks["track_id"][trace.tracks["process_id"] == process]
@@ -83,7 +79,7 @@ def activity_of(peek: Peek) -> str:
 
 def busy_workers(trace: Trace, rank: int) -> list[tuple[int, Peek]]:
     """Return the workers of a rank that do not simply wait for work, by their numbers."""
-    numbers = dict(zip(trace.processes["process_id"].tolist(), trace.processes["worker_id"].tolist(), strict=True))
+    numbers = trace.processes.lookup("process_id", "worker_id")
     of_workers = ((numbers[p], peeks(trace).get(p)) for p in _processes(trace, rank, ProcessRole.WORKER))
     return [(n, peek) for n, peek in of_workers if peek is not None and was_seen(peek) and not _waits_for_queues(peek)]
 

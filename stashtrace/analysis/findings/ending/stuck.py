@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.findings.ending.policy import POLICY
+from stashtrace.analysis.intervals import Bools, Int64
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import MESSAGES, SYNCHRONISING_OPS, CollectiveOp
 from stashtrace.schema.trace import Trace
@@ -91,7 +91,7 @@ class _GroupCalls:
 
     name: str
     members: tuple[int, ...]
-    rows: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict)
+    rows: dict[int, Int64] = field(default_factory=dict)
     first: dict[int, int] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)
 
@@ -125,7 +125,7 @@ class _Waits:
             self.open[rank] = rows[order].tolist()
         self.between = self._messages_between()
 
-    def _pending(self) -> npt.NDArray[np.int64]:
+    def _pending(self) -> Int64:
         """Return the rows without an end, and those whose operation not all members have entered."""
         table = self.table
         unseen = (table["end_ns"] < 0) & (table["device_end_ns"] < 0) & (table["return_ns"] < 0)
@@ -287,25 +287,16 @@ class _Waits:
             stuck = int(table["sequence"][self.pending[table["group_hash"][self.pending] == value]].min())
             near = table["sequence"][rows] > stuck - POLICY.near_operations_count
             rows = rows[near & ~self.messages[rows] & (table["op_code"][rows] != CollectiveOp.OTHER)]
-            each = GroupBy(table["sequence"][rows])
-            for sequence in each.values[each.min(table["op_code"][rows]) < each.max(table["op_code"][rows])].tolist():
-                return self._told_apart(group, rows[table["sequence"][rows] == sequence])
             typed = rows[(table["element_code"][rows] > 0) & self._undone(rows)]
-            types = GroupBy(table["sequence"][typed])
-            element = table["element_code"][typed]
-            for sequence in types.values[types.min(element) < types.max(element)].tolist() if len(types) else ():
-                return self._told_apart(group, typed[table["sequence"][typed] == sequence], by_type=True)
             one_size = rows[np.isin(table["op_code"][rows], _ONE_SIZE) & (table["message_bytes"][rows] > 0)]
             one_size = one_size[self._undone(one_size)]
-            sizes = GroupBy(table["sequence"][one_size])
-            if not len(sizes):
-                continue
-            differ = sizes.min(table["message_bytes"][one_size]) < sizes.max(table["message_bytes"][one_size])
-            for sequence in sizes.values[differ].tolist():
-                return self._told_apart(group, one_size[table["sequence"][one_size] == sequence], by_size=True)
+            for column, among in (("op_code", rows), ("element_code", typed), ("message_bytes", one_size)):
+                each, value = GroupBy(table["sequence"][among]), table[column][among]
+                for sequence in each.values[each.min(value) < each.max(value)].tolist():
+                    return self._told_apart(group, among[table["sequence"][among] == sequence], column)
         return None
 
-    def _undone(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def _undone(self, rows: Int64) -> Bools:
         """Return which rows are of an operation of their group that has not ended, or failed, on one of these ranks.
 
         A member that a backend ended at once leaves the others with an end of theirs.
@@ -314,15 +305,14 @@ class _Waits:
         sequence = self.table["sequence"][rows]
         return np.isin(sequence, sequence[undone])
 
-    def _told_apart(
-        self, group: _GroupCalls, rows: npt.NDArray[np.int64], *, by_size: bool = False, by_type: bool = False
-    ) -> Mismatch:
+    def _told_apart(self, group: _GroupCalls, rows: Int64, column: str) -> Mismatch:
+        """Describe the ways in which members called an operation, apart by its name and the column that differs."""
         table = self.table
         ways: dict[tuple[str, int, int], list[int]] = {}
         for row in rows.tolist():
             name = CollectiveOp(int(table["op_code"][row])).name.lower()
-            size = int(table["message_bytes"][row]) if by_size else -1
-            element = int(table["element_code"][row]) if by_type else 0
+            size = int(table["message_bytes"][row]) if column == "message_bytes" else -1
+            element = int(table["element_code"][row]) if column == "element_code" else 0
             ways.setdefault((name, size, element), []).append(int(table["rank"][row]))
         listed = sorted(ways.items(), key=lambda way: (-len(way[1]), way[1]))
         calls = tuple((*way, tuple(sorted(ranks))) for way, ranks in listed)

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
-import numpy.typing as npt
 
+from stashtrace.analysis.intervals import Bools
 from stashtrace.calibration.noise import OF_MEAN, OF_MEDIAN_DEVIATION, Floats, share_or_more
 
 
@@ -103,7 +103,7 @@ class Period:
     excess: float
     width: int = 1
 
-    def holds(self, count: int) -> npt.NDArray[np.bool_]:
+    def holds(self, count: int) -> Bools:
         """Return which of a number of steps are those of the period."""
         return np.asarray((np.arange(count) - self.first) % self.every < self.width)
 
@@ -419,7 +419,7 @@ def _by_turns(rest: Floats, usual: float) -> Period | None:
     return Period(wave.every, wave.first, times, len(long), excess, wave.width)
 
 
-def _clear_arc(part: Floats, fits: npt.NDArray[np.bool_]) -> tuple[int, int] | None:
+def _clear_arc(part: Floats, fits: Bools) -> tuple[int, int] | None:
     """Return the arc whose values all lie on one side of a wide gap to all others; None if there is none.
 
     ``fits`` says by begin and end which arcs are long enough.

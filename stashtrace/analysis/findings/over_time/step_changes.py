@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.findings.over_time.detect_changes import POLICY, Stretch, drift, onset, period, stretches
+from stashtrace.analysis.intervals import Bools, Int64
 from stashtrace.analysis.steps.step_time import step_lengths, step_time_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.calibration.noise import Floats
@@ -78,8 +78,8 @@ class Change:
     """A shift, drift or period: which steps are ``changed`` and which are as usual, by their place."""
 
     kind: str
-    changed: npt.NDArray[np.bool_]
-    others: npt.NDArray[np.bool_]
+    changed: Bools
+    others: Bools
     usual: float
     length: float
     every: int = 1
@@ -141,7 +141,7 @@ def _with_onset(lengths: Floats, found: list[Stretch], changes: list[Change]) ->
     return [Change("shift", inside, ~inside, usual, length, onset=how)]
 
 
-def changed_steps(row: dict[str, Any], numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def changed_steps(row: dict[str, Any], numbers: Int64) -> Bools:
     """Return which of the run's counted steps are the changed ones of a row of ``over_time``; of a drift its half."""
     if row["kind"] == "drift":
         return np.asarray(np.arange(len(numbers)) >= len(numbers) // 2)

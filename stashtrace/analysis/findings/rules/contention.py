@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, claim, fact
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
@@ -22,7 +20,7 @@ from stashtrace.analysis.steps.epochs import workers_count
 from stashtrace.analysis.steps.steps import rank_and_steps
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import ProcessRole
-from stashtrace.schema.trace import run_facts
+from stashtrace.schema.trace import facts_named, run_facts
 from stashtrace.text.units import percent_text, ranks_text
 
 
@@ -173,11 +171,10 @@ def _usable_count(facts: RunFacts, cpu: HostCpu) -> int:
 
 def _fact(facts: RunFacts, rank: int, key: str) -> str:
     """Return what the process of a rank recorded of itself, last; empty if it did not."""
-    trace = facts.trace
-    processes, metadata = trace.processes, trace.metadata
+    processes = facts.trace.processes
     ids = processes["process_id"][(processes["role_code"] == ProcessRole.RANK) & (processes["rank"] == rank)]
-    rows = np.flatnonzero((metadata["key_code"] == trace.strings.find(key)) & np.isin(metadata["process_id"], ids[:1]))
-    return trace.text(int(metadata["value_code"][rows[-1]])) if len(rows) else ""
+    values = [value for process, value in facts_named(facts.trace, key) if process in ids[:1]]
+    return values[-1] if values else ""
 
 
 def _demand(facts: RunFacts, rank: RankFacts) -> _Demand | None:

@@ -11,26 +11,22 @@ import itertools
 
 import numpy as np
 
-from stashtrace.analysis.collectives.matching import is_imported
 from stashtrace.analysis.findings.claim_rows import Claim, Facts, claim, fact
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.steps.threads import how_to_get_steps
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import IoOp
-from stashtrace.schema.trace import PROCESSES, Trace, run_facts
+from stashtrace.schema.kinds import READS, WRITES, IoOp
+from stashtrace.schema.trace import PROCESSES, Trace, facts_named, is_stated, run_facts
 
 #: Calls that move bytes; the others open, close and look up.
-_MOVING_OPS = (
-    *(IoOp.READ, IoOp.WRITE, IoOp.PREAD, IoOp.PWRITE, IoOp.READV, IoOp.WRITEV, IoOp.PREADV, IoOp.PWRITEV),
-    *(IoOp.FREAD, IoOp.FWRITE, IoOp.SENDFILE, IoOp.RECV, IoOp.SEND, IoOp.FSYNC, IoOp.FFLUSH, IoOp.MSYNC),
-)
+_MOVING_OPS = (*READS, *WRITES, IoOp.RECV, IoOp.SEND, IoOp.FSYNC, IoOp.FFLUSH, IoOp.MSYNC)
 
 
 def files_claims(trace: Trace) -> list[Claim]:
     """Return claims about the files of a run without steps: all I/O, and the files that took longest."""
     summed = trace.io_totals
     if not trace.io_rows_count and not len(summed):
-        if is_imported(trace):
+        if is_stated(trace, "imported"):
             return []  # the other tool may record no files
         return [claim("files", "no_files", "no file was read or written by the recorded processes")]
     looked_up = int(summed["other_ns"].sum())
@@ -69,8 +65,7 @@ def files_claims(trace: Trace) -> list[Claim]:
 
 def stated_processes(trace: Trace) -> int:
     """Return how many processes the files say the job had, 0 if they do not say; files of single processes add up."""
-    stated = trace.metadata["value_code"][trace.metadata["key_code"] == trace.strings.find(PROCESSES)]
-    return sum(int(text) for text in map(trace.text, stated.tolist()) if text.isdecimal())
+    return sum(int(text) for _, text in facts_named(trace, PROCESSES) if text.isdecimal())
 
 
 def without_steps(trace: Trace) -> Claim:
@@ -92,8 +87,7 @@ def without_steps(trace: Trace) -> Claim:
 
 def _isolating_option(trace: Trace) -> str | None:
     """Return the option that kept a Python of the job from loading the probes, None if there is none."""
-    rows = trace.metadata.rows()
-    for words in (trace.text(r["value_code"]).split() for r in rows if trace.text(r["key_code"]) == "argv"):
+    for words in (text.split() for _, text in facts_named(trace, "argv")):
         if not words or "python" not in words[0].rpartition("/")[2]:
             continue
         options = itertools.takewhile(lambda word: word.startswith("-") and word not in ("-c", "-m"), words[1:])

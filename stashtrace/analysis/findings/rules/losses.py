@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.findings.claim_rows import Claim, Facts, claim
 from stashtrace.analysis.findings.rules.policy import POLICY
+from stashtrace.analysis.intervals import Bools
 from stashtrace.analysis.stalls.rows_by_thread import cut_processes
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.trace import WHOLE_FILES, Trace
@@ -131,7 +131,7 @@ def cut_ranks(trace: Trace) -> frozenset[int]:
     return frozenset(processes["rank"][np.isin(processes["process_id"], list(cut_processes(trace)))].tolist())
 
 
-def _rows_with_reasons(trace: Trace, names: Sequence[str]) -> npt.NDArray[np.bool_]:
+def _rows_with_reasons(trace: Trace, names: Sequence[str]) -> Bools:
     codes = [code for code in map(trace.strings.find, names) if code >= 0]
     return np.isin(trace.losses["name_code"], codes)
 

@@ -27,7 +27,7 @@ from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.analysis.steps.window import window_of
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import Phase, PhaseFlag, ProcessRole
-from stashtrace.schema.trace import Trace, run_facts
+from stashtrace.schema.trace import Trace, facts_named, run_facts
 from stashtrace.text.units import few_ranks, ranks_text
 
 
@@ -80,9 +80,8 @@ def thinned_claims(facts: RunFacts) -> list[Claim]:
 
 def emulated_claims(trace: Trace) -> list[Claim]:
     """Return a claim about benchmarks that sleep instead of computing: the compute of their steps is not real."""
-    rows = trace.metadata.take(trace.metadata["key_code"] == trace.strings.find("emulated_compute"))
     said = "compute is emulated: {name} sleeps for as long as a real step would compute"
-    names = sorted({trace.text(code) for code in rows["value_code"].tolist()})
+    names = sorted({name for _, name in facts_named(trace, "emulated_compute")})
     return [claim("machine", "emulated_compute", said, name=name) for name in names[:1]]
 
 
@@ -220,7 +219,7 @@ def _background_saves(trace: Trace) -> list[Evidence]:
     if not len(mine):
         return []
     lengths = mine["end_ns"] - mine["begin_ns"]
-    rank_of = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
+    rank_of = trace.processes.lookup("process_id", "rank")
     each = " each, the longest {longest_ns:time}" if len(mine) > 1 else ""
     said = f"{{name:ranks}} wrote {{items_count:checkpoint}} in the background: {{amount_ns:time}}{each}"
     facts = Facts(items_count=len(mine), amount_ns=float(lengths.mean()), longest_ns=int(lengths.max()))

@@ -92,7 +92,7 @@ def _starts(trace: Trace) -> list[tuple[StepThread, TimeSet]]:
     counted, window = counted_steps(host_steps(trace)), window_of(trace)
     if is_imported(trace) or run_facts(trace).get("steps") or (window is not None and window.first_step > 0):
         return []
-    begins = dict(zip(trace.processes["process_id"].tolist(), trace.processes["begin_ns"].tolist(), strict=True))
+    begins = trace.processes.lookup("process_id", "begin_ns")
     ranks = GroupBy(counted["rank"])
     firsts = dict(zip(ranks.values.tolist(), ranks.min(counted["begin_ns"]).tolist(), strict=True))
     lives = ((t, begins[t.process_id], firsts[t.rank]) for t in step_threads(trace) if t.rank in firsts)

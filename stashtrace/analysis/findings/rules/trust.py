@@ -26,11 +26,11 @@ from stashtrace.analysis.findings.rules.losses import lost_claim
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.io.unseen_reads import unseen_reads
 from stashtrace.analysis.stalls.rows_by_thread import blocked_by_guess
-from stashtrace.analysis.stalls.sampled_cpus import HostCpu, counter_samples, host_cpus, last_values
+from stashtrace.analysis.stalls.sampled_cpus import HostCpu, host_cpus, last_values, timed_samples
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveSource, ThreadRole, TrackKind
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import HOST_NOT_RECORDED, Trace, run_facts
+from stashtrace.schema.trace import HOST_NOT_RECORDED, Trace, facts_named, is_stated, run_facts
 from stashtrace.text.units import percent_text, range_text
 
 #: Parts of the tracing's cost.
@@ -144,7 +144,7 @@ def _sources(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str,
     invisible += [part for part in run_facts(trace).get("not_recorded", "").split(", ") if part]
     invisible += _untraced_programs(trace)
     invisible += unseen_reads(trace, lambda key: _whole_facts(trace, key))
-    if (trace.metadata["key_code"] == trace.strings.find("mpi_loaded")).any():
+    if is_stated(trace, "mpi_loaded"):
         invisible.append("MPI calls")
     invisible += _unread_stacks(trace)
     return tuple(measured), tuple(inferred), tuple(invisible)
@@ -185,7 +185,7 @@ def _device_sources(trace: Trace) -> tuple[list[str], list[str]]:
         seen.append("GPU by timing events")
         bounded.append("launch and sync (bounds)")
     if len(trace.kernels):
-        silent = trace.strings.find(HOST_NOT_RECORDED) in trace.metadata["key_code"].tolist()
+        silent = is_stated(trace, HOST_NOT_RECORDED)
         seen.append("operations of the loop on the GPU" if silent else "GPU by kernels")
     sources = np.unique(trace.collectives["source_code"][trace.collectives["device_begin_ns"] >= 0]).tolist()
     plugin = "NCCL by device times" if is_imported(trace) else _BY_PLUGIN
@@ -222,8 +222,8 @@ def own_cost(trace: Trace) -> OwnCost:
     probes = sum(_whole_facts(trace, "probe_cost_ns").values())  # each process reports it at its end
     hooked = trace.io_rows_count + len(trace.waits)
     threads_of = Counter(tracers["process_id"].tolist())
-    samples = counter_samples(trace, "process_user_ns_total")
-    wakes = sum(len(values) * max(threads_of[process], 1) for (process, _), values in samples)
+    samples = timed_samples(trace, "process_user_ns_total")
+    wakes = sum(len(values) * max(threads_of[process], 1) for (process, _), _, values in samples)
     parts = {
         _PROBES: (float(probes), probes * POLICY.probe_most_ratio),
         _THREADS: (threads, threads + wakes * POLICY.wake_most_ns),
@@ -263,10 +263,8 @@ def _job_cpu_ns(trace: Trace) -> float:
 
 def _whole_facts(trace: Trace, key: str) -> dict[int, int]:
     """Return the largest whole number that each process recorded as a fact."""
-    facts = trace.metadata.take(trace.metadata["key_code"] == trace.strings.find(key))
     numbers: dict[int, int] = {}
-    for process_id, value_code in zip(facts["process_id"].tolist(), facts["value_code"].tolist(), strict=True):
-        value = trace.text(value_code)
+    for process_id, value in facts_named(trace, key):
         if process_id >= 0 and value.isdecimal():
             numbers[process_id] = max(numbers.get(process_id, 0), int(value))
     return numbers

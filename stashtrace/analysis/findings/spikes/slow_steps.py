@@ -64,7 +64,6 @@ def step_times(steps: Table, stalls: Table) -> Table:
     return Table(STEP_TIMES, columns)
 
 
-Bools = npt.NDArray[np.bool_]
 #: Kind of step, whether it follows one of its kind, whether it saves a checkpoint.
 _Key = tuple[str, bool, bool]
 

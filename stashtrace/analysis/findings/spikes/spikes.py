@@ -6,19 +6,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.devices.device_identity import counted_gpu
 from stashtrace.analysis.findings.spikes.policy import POLICY
 from stashtrace.analysis.findings.spikes.slow_steps import SlowStep, slow_steps_of, step_times
 from stashtrace.analysis.findings.spikes.ways import NOTHING, Cause, Way, most_of, ways
-from stashtrace.analysis.intervals import Int64, TimeSet, window_at
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, window_at
 from stashtrace.analysis.stalls.budget import stalls as find_stalls
 from stashtrace.analysis.stalls.hidden import hidden as find_hidden
-from stashtrace.analysis.stalls.sampled_cpus import timed_samples
+from stashtrace.analysis.stalls.sampled_cpus import HostCounters, growth_between
 from stashtrace.analysis.steps.epochs import recorded_samples, step_samples, waits_of_steps
 from stashtrace.analysis.steps.steps import counted_steps, host_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
@@ -203,7 +202,7 @@ def _worker(trace: Trace, counted: Table, step: SlowStep) -> int:
 
 
 def _figures(
-    trace: Trace, counted: Table, hidden: Table, found: Sequence[SlowStep], slow: npt.NDArray[np.int64]
+    trace: Trace, counted: Table, hidden: Table, found: Sequence[SlowStep], slow: Int64
 ) -> list[dict[str, tuple[float, float]]]:
     """Return the figures of the host in each slow step, and what they usually are in steps of its kind on that rank.
 
@@ -256,10 +255,7 @@ class _Figures:
         """``steps``: all steps of all ranks. ``hidden``: the analysis of that name."""
         self._trace, self._hidden = trace, hidden
         self._quiet = steps.take(np.isin(steps["kind"], QUIET_KINDS))
-        processes = trace.processes
-        pairs = zip(processes["process_id"].tolist(), processes["host_code"].tolist(), strict=True)
-        self._host_of = dict(pairs)
-        self._of_host = {host: _HostUse(trace, self._host_of, host) for host in set(self._host_of.values())}
+        self._counters = HostCounters(trace)
         self._clocks = _clocks(trace)
 
     def figures(self, rank: int, steps: Table) -> dict[str, Floats]:
@@ -269,16 +265,13 @@ class _Figures:
         """
         begin, end, process = steps["begin_ns"], steps["end_ns"], int(steps["process_id"][0])
         hidden = self._hidden.take(self._hidden["rank"] == rank)
-        row = np.searchsorted(hidden["step"], steps["step"])
-        row = np.minimum(row, max(len(hidden) - 1, 0))
-        known = hidden["step"][row] == steps["step"] if len(hidden) else np.zeros(len(steps), dtype=bool)
+        row = GroupBy(hidden["step"]).row_of(steps["step"])
 
         def of_step(name: str) -> Floats:
-            values = hidden[name][row] if len(hidden) else np.zeros(len(steps))
-            return np.where(known, values, -1.0)
+            return np.append(hidden[name], -1.0)[row]
 
         others = self._quiet.take(self._quiet["rank"] != rank)
-        use = self._of_host[self._host_of[process]]
+        host = self._counters.host_of(process)
         return {
             "gc_ns": of_step("gc_ns"),
             "background_save_ns": of_step("hidden_checkpoint_ns"),
@@ -286,9 +279,9 @@ class _Figures:
             "evaluation_ns": TimeSet.of_rows(others).within(begin, end).astype(np.float64),
             "epoch_begin_ns": self._epochs(rank).within(begin, end).astype(np.float64),
             "steal_ratio": of_step("steal_ratio"),
-            "other_cpus_count": use.other_cpus(begin, end),
-            "io_pressure_ratio": use.growth_ratio("host_psi_io_some_ns_total", begin, end),
-            "memory_pressure_ratio": use.growth_ratio("host_psi_memory_some_ns_total", begin, end),
+            "other_cpus_count": self._other_cpus(host, begin, end),
+            "io_pressure_ratio": self._growth_ratio(host, "host_psi_io_some_ns_total", begin, end),
+            "memory_pressure_ratio": self._growth_ratio(host, "host_psi_memory_some_ns_total", begin, end),
             "sm_clock_hz": self._clock(process, begin, end),
         }
 
@@ -296,8 +289,27 @@ class _Figures:
         """Return when a rank's loaders began again: workers that ended, and waits for first batches."""
         batches = self._trace.batches.take(self._trace.batches["rank"] == rank)
         waits = (batches["phase_code"] == BatchPhase.WAIT) & (batches["batch_index"] <= 0)
-        between = batches.take(waits | (batches["phase_code"] == BatchPhase.WORKERS_END))
-        return TimeSet.of_rows(between)
+        return TimeSet.of_rows(batches, waits | (batches["phase_code"] == BatchPhase.WORKERS_END))
+
+    def _growth_ratio(self, host: int, name: str, begin: Int64, end: Int64) -> Floats:
+        """Return by how much a counter of time grows, as a part of the length of each window."""
+        series = self._counters.of_host(host, name)
+        if series is None:
+            return np.full(len(begin), -1.0)
+        ratio = growth_between(*series, begin, end) / np.maximum(end - begin, 1)
+        return np.where(_covered(series[0], begin, end), ratio, -1.0)
+
+    def _other_cpus(self, host: int, begin: Int64, end: Int64) -> Floats:
+        """Return how many CPUs of a host the processes outside the job use in each window."""
+        user, system = (self._counters.of_host(host, f"host_{part}_ns_total") for part in ("user", "system"))
+        if user is None or system is None:
+            return np.full(len(begin), -1.0)
+        used = growth_between(*user, begin, end) + growth_between(*system, begin, end)
+        for name in ("process_user_ns_total", "process_system_ns_total"):
+            for of, at, values in self._counters.samples(name):
+                used = used - growth_between(at, values, begin, end) if of == host else used
+        ratio = np.maximum(used, 0.0) / np.maximum(end - begin, 1)
+        return np.where(_covered(user[0], begin, end), ratio, -1.0)
 
     def _clock(self, process: int, begin: Int64, end: Int64) -> Floats:
         """Return the lowest of the mean clocks of the devices of a process in each window."""
@@ -307,56 +319,7 @@ class _Figures:
         return np.min(clocks, axis=0) if clocks else np.full(len(begin), -1.0)
 
 
-class _HostUse:
-    """Counters of a host, from the process that sampled each of them most often."""
-
-    def __init__(self, trace: Trace, host_of: dict[int, int], host: int) -> None:
-        self._trace = trace
-        self._processes = {process for process, of in host_of.items() if of == host}
-        self._series: dict[str, tuple[Int64, Floats] | None] = {}
-
-    def growth_ratio(self, name: str, begin: Int64, end: Int64) -> Floats:
-        """Return by how much a counter of time grows, as a part of the length of each window."""
-        series = self._most_sampled(name)
-        if series is None:
-            return np.full(len(begin), -1.0)
-        return np.where(
-            _covered(series[0], begin, end), _growth(*series, begin, end) / np.maximum(end - begin, 1), -1.0
-        )
-
-    def other_cpus(self, begin: Int64, end: Int64) -> Floats:
-        """Return how many CPUs the processes outside the job use in each window."""
-        busy = [self._most_sampled(f"host_{part}_ns_total") for part in ("user", "system")]
-        if any(series is None for series in busy):
-            return np.full(len(begin), -1.0)
-        known = [series for series in busy if series is not None]
-        used = np.sum([_growth(*series, begin, end) for series in known], axis=0)
-        for name in ("process_user_ns_total", "process_system_ns_total"):
-            for at, values in self._own(name):
-                used = used - _growth(at, values, begin, end)
-        ratio = np.maximum(used, 0.0) / np.maximum(end - begin, 1)
-        return np.where(_covered(known[0][0], begin, end), ratio, -1.0)
-
-    def _own(self, name: str) -> Iterator[tuple[Int64, Floats]]:
-        for (process, _), at, values in timed_samples(self._trace, name):
-            if process in self._processes:
-                yield at, values
-
-    def _most_sampled(self, name: str) -> tuple[Int64, Floats] | None:
-        if name not in self._series:
-            best = max(self._own(name), key=lambda series: len(series[0]), default=None)
-            self._series[name] = best if best is not None and len(best[0]) > 1 else None
-        return self._series[name]
-
-
-def _growth(at: Int64, values: Floats, begin: Int64, end: Int64) -> Floats:
-    """Return the growth of a cumulative counter in windows, linear between samples."""
-    base = int(at[0])
-    late, early = (np.interp(moments - base, at - base, values - values[0]) for moments in (end, begin))
-    return np.asarray(late - early)
-
-
-def _covered(at: Int64, begin: Int64, end: Int64) -> npt.NDArray[np.bool_]:
+def _covered(at: Int64, begin: Int64, end: Int64) -> Bools:
     """Return which windows lie between samples."""
     return np.asarray((begin >= at[0]) & (end <= at[-1]))
 
@@ -365,7 +328,7 @@ def _mean(at: Int64, values: Floats, begin: Int64, end: Int64) -> Floats:
     """Return the mean of a quantity in windows, linear between samples; -1 outside of them."""
     base = int(at[0])
     whole = np.concatenate([[0.0], np.cumsum(np.diff(at - base) * (values[1:] + values[:-1]) / 2)])
-    mean = _growth(at, whole, begin, end) / np.maximum(end - begin, 1)
+    mean = growth_between(at, whole, begin, end) / np.maximum(end - begin, 1)
     return np.where(_covered(at, begin, end), mean, -1.0)
 
 

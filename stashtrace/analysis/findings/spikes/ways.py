@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.findings.spikes.policy import POLICY
-from stashtrace.analysis.intervals import Int64, TimeSet, window_at
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, window_at
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.cpu_waits import cpu_waits_by_step, handoffs
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.epochs import waits_of_steps
-from stashtrace.analysis.steps.steps import host_steps
+from stashtrace.analysis.steps.steps import steps_on_host
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.analysis.stragglers.cause_names import as_one_database
 from stashtrace.calibration.noise import Floats
@@ -23,7 +22,6 @@ from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-Bools = npt.NDArray[np.bool_]
 #: A wait for a CPU, among waits.
 _CPU = "cpu"
 Cause = tuple[str, str, float]
@@ -103,9 +101,8 @@ def _time_of(trace: Trace, rank: int, kind: str) -> TimeSet | None:
 def _host_windows(trace: Trace, rank: int, steps: Table) -> tuple[Int64, Int64]:
     if not (steps["clock_code"] != 0).any():
         return steps["begin_ns"], steps["end_ns"]
-    host = host_steps(trace)
-    of_rank = host.take((host["rank"] == rank) & np.isin(host["step"], steps["step"])).sort_by("step")
-    return of_rank["begin_ns"], of_rank["end_ns"]
+    on_host = steps_on_host(trace, steps, rank)
+    return on_host["begin_ns"], on_host["end_ns"]
 
 
 def _per_step(begin: Int64, end: Int64, windows: tuple[Int64, Int64], time: TimeSet | None = None) -> Floats:

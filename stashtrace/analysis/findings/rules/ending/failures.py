@@ -95,7 +95,7 @@ def failed_ranks(trace: Trace) -> list[dict[str, Any]]:
         table = endings(trace)
     except MissingDataError:
         return []
-    role = dict(zip(trace.processes["process_id"].tolist(), trace.processes["role_code"].tolist(), strict=True))
+    role = trace.processes.lookup("process_id", "role_code")
     return [
         row
         for row in table.rows()

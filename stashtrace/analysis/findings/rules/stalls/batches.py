@@ -27,7 +27,7 @@ from stashtrace.analysis.stalls.batch_waits import batch_waits
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.stragglers.cause_names import as_one_database
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import MAIN_PROCESS, UNSEEN_WORKER, BatchPhase, IoFlag, IoOp, StallKind
+from stashtrace.schema.kinds import MAIN_PROCESS, NOT_FILES, UNSEEN_WORKER, BatchPhase, IoFlag, IoOp, StallKind
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -162,7 +162,7 @@ def _slow_file(trace: Trace, making: Making, fetch_ns: int, on: str) -> Evidence
     made, tracks, io = making.batches, trace.tracks, trace.notable_io
     flags = io["io_flags"]
     waited = ((flags & (IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)) != 0) & (io["result_bytes"] > 0)
-    wanted = waited & (((flags & (IoFlag.SOCKET | IoFlag.PIPE)) == 0) | (io["op_code"] == IoOp.RECV))
+    wanted = waited & (((flags & NOT_FILES) == 0) | (io["op_code"] == IoOp.RECV))
     rows = []
     for process in np.unique(made["process_id"]).tolist():
         of_process = made["process_id"] == process

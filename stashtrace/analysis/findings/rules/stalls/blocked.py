@@ -29,7 +29,7 @@ from stashtrace.analysis.intervals import TimeSet
 from stashtrace.schema.kinds import IoFlag, IoOp, StallKind
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import HOST_NOT_RECORDED, OPERATORS_RECORDED, Trace
+from stashtrace.schema.trace import HOST_NOT_RECORDED, OPERATORS_RECORDED, Trace, facts_named, is_stated
 from stashtrace.text.prose import count_noun
 from stashtrace.text.units import duration_text, shortened
 
@@ -73,11 +73,9 @@ def blocked_claims(run: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
 def _claim(run: RunFacts, hit: Sequence[RankFacts]) -> Claim:
     worst, base = hit[0], stall_claim(hit, "other", COLUMNS["other"])
     blocked_ns = worst.kinds.get("other", 0)
-    call = max(worst.blocked_ns, key=worst.blocked_ns.__getitem__, default="")
-    calls_ns = worst.blocked_ns.get(call, 0)
-    most = calls_ns > POLICY.mostly_ratio * blocked_ns
-    cause = call if calls_ns >= (1 - POLICY.exact_ratio) * blocked_ns else f"{call}_partly"
-    if call in KNOWN_CALLS and most:
+    call = main_call(worst)
+    cause = call if worst.blocked_ns.get(call, 0) >= (1 - POLICY.exact_ratio) * blocked_ns else f"{call}_partly"
+    if call in KNOWN_CALLS:
         return _in_call(run, worst, base, call, cause)
     unseen = _unseen(run, worst, base)
     if unseen is not None:
@@ -88,12 +86,12 @@ def _claim(run: RunFacts, hit: Sequence[RankFacts]) -> Claim:
     high = base.stall_ns + worst.contention_ratio * worst.step_ns
     base = replace(base, high_ns=max(base.high_ns, high))
     base = replace(base, confidence=confidence(base.stall_ns, base.low_ns, base.high_ns))
-    if most:
+    if call:
         return _in_call(run, worst, base, call, cause)
     said = "{who} {who:is|are} blocked {lost} with no known cause"
     short = "{who} {who:is|are} blocked {share} {of_step} with no known cause"
     rows = []
-    if run.trace.strings.find(HOST_NOT_RECORDED) in run.trace.metadata["key_code"].tolist():
+    if is_stated(run.trace, HOST_NOT_RECORDED):
         rows = [fact("nothing_recorded", "nothing was recorded in that time", "stalls", rank=worst.rank)]
     return verdict("other", said, run, base, rows, short=short, cause_kind="unknown")
 
@@ -147,10 +145,9 @@ def _unseen(run: RunFacts, worst: RankFacts, base: Claim) -> Claim | None:
 
 def facts_of(run: RunFacts, key: str, rank: int) -> list[str]:
     """Return what an importer recorded under this name about a rank."""
-    trace = run.trace
-    of_rank = trace.processes["process_id"][trace.processes["rank"] == rank]
-    stated = trace.metadata.take(trace.metadata["key_code"] == trace.strings.find(key))
-    return [trace.text(code) for code in stated["value_code"][np.isin(stated["process_id"], of_rank)].tolist()]
+    processes = run.trace.processes
+    of_rank = processes["process_id"][processes["rank"] == rank].tolist()
+    return [value for process, value in facts_named(run.trace, key) if process in of_rank]
 
 
 def dead_connections(trace: Trace, rank: int, steps: Table) -> list[Evidence]:

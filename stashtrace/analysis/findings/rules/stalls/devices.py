@@ -51,10 +51,8 @@ def copy_claims(run: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
 
 def copies(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]:
     """Return copies between host and device per step: bytes, rate, and the part from pageable memory."""
-    brackets = trace.device_brackets
-    chosen = (brackets["rank"] == rank.rank) & (brackets["bracket_code"] == Bracket.COPY) & (brackets["begin_ns"] >= 0)
-    mine = brackets.take(chosen & np.isin(brackets["copy_code"], _BETWEEN))
-    mine = mine.take(inside(mine["begin_ns"], steps, rank.rank) & (mine["size_bytes"] > 0))
+    mine = _brackets_in(trace, rank, steps, Bracket.COPY)
+    mine = mine.take(np.isin(mine["copy_code"], _BETWEEN) & (mine["size_bytes"] > 0))
     pageable = (mine["bracket_flags"] & BracketFlag.PAGEABLE) != 0
     rows = []
     for memory, moved in (("pageable", mine.take(pageable)), ("pinned", mine.take(~pageable))):
@@ -138,10 +136,7 @@ def idle_reasons(run: RunFacts, rank: RankFacts) -> list[Evidence]:
 
 def host_functions(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]:
     """Return the streams on which the host ran functions of the job, how often and how long."""
-    brackets = trace.device_brackets
-    chosen = (brackets["rank"] == rank.rank) & (brackets["bracket_code"] == Bracket.HOST_FUNCTION)
-    mine = brackets.take(chosen & (brackets["begin_ns"] >= 0))
-    mine = mine.take(inside(mine["begin_ns"], steps, rank.rank))
+    mine = _brackets_in(trace, rank, steps, Bracket.HOST_FUNCTION)
     names = _track_names(trace)
     rows = []
     for track in np.unique(mine["track_id"]).tolist():
@@ -156,11 +151,8 @@ def host_functions(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence
 
 def host_lead(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]:
     """Return how far ahead of its device the host is when it records events there."""
-    brackets = trace.device_brackets
-    kinds = (Bracket.MARK, Bracket.STEP, Bracket.BATCH_WAIT)
-    chosen = (brackets["rank"] == rank.rank) & np.isin(brackets["bracket_code"], kinds) & (brackets["begin_ns"] >= 0)
-    mine = brackets.take(chosen)
-    lead = (mine["begin_ns"] - mine["call_ns"])[inside(mine["begin_ns"], steps, rank.rank)]
+    mine = _brackets_in(trace, rank, steps, Bracket.MARK, Bracket.STEP, Bracket.BATCH_WAIT)
+    lead = mine["begin_ns"] - mine["call_ns"]
     if not len(lead):
         return []
     said = "the host leads its device by {lead_ns:time} in the median of {events_count} events; near 0 it starves the"
@@ -168,9 +160,15 @@ def host_lead(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]:
     return [fact("host_lead", f"{said} device", "device_brackets", **known)]
 
 
+def _brackets_in(trace: Trace, rank: RankFacts, steps: Table, *kinds: Bracket) -> Table:
+    """Return the brackets of some kinds that a rank's device began in its steps."""
+    brackets = trace.device_brackets
+    mine = (brackets["rank"] == rank.rank) & np.isin(brackets["bracket_code"], kinds) & (brackets["begin_ns"] >= 0)
+    return brackets.take(mine & inside(brackets["begin_ns"], steps, rank.rank))
+
+
 def _track_names(trace: Trace) -> dict[int, str]:
-    tracks = trace.tracks
-    return {t: trace.text(n) for t, n in zip(tracks["track_id"].tolist(), tracks["name_code"].tolist(), strict=True)}
+    return {track: trace.text(name) for track, name in trace.tracks.lookup("track_id", "name_code").items()}
 
 
 def _per_step(amount: float, rank: RankFacts) -> float:

@@ -6,22 +6,20 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
 
 from stashtrace.analysis.collectives.collective_waits import collective_rows
 from stashtrace.analysis.collectives.matching import group_table
+from stashtrace.analysis.collectives.shares import calibration_of_machine
 from stashtrace.analysis.findings.batch_making import inside
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, evidence_by, fact
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.stall_claims import stall_claim, verdict
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.links.bandwidth import CERTAIN, NO_OPERATION, expected_transfers, transfer_certainty
-from stashtrace.calibration.file import Calibration, calibration_of
 from stashtrace.calibration.fit_link import bus_bytes
-from stashtrace.errors import ForeignCalibrationWarning, FormatError
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -89,7 +87,7 @@ def _bus_bandwidth(trace: Trace, rank: RankFacts, steps: Table, is_sure: bool) -
     """
     if not len(trace.collectives):
         return []
-    calibration, table = _calibration(trace), trace.collectives
+    calibration, table = calibration_of_machine(trace), trace.collectives
     known = np.full(len(table), True) if calibration is not None else table["device_begin_ns"] >= 0
     known &= (table["rank"] == rank.rank) & (table["message_bytes"] > 0)
     if not known.any():
@@ -116,13 +114,3 @@ def _bus_bandwidth(trace: Trace, rank: RankFacts, steps: Table, is_sure: bool) -
         said += ", {of_link_ratio:percent} of what this link can do by its calibration"
         facts |= Facts(of_link_ratio=share)
     return [fact("bus_bandwidth", said, "collectives", **facts)]
-
-
-def _calibration(trace: Trace) -> Calibration | None:
-    """Return the calibration in the run directory, None if there is none or it is another machine's."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", ForeignCalibrationWarning)
-        try:
-            return calibration_of(trace)
-        except (ForeignCalibrationWarning, FormatError):
-            return None

@@ -19,9 +19,9 @@ from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.stall_claims import step_words
 from stashtrace.analysis.intervals import TimeSet, window_at
 from stashtrace.analysis.stalls.budget import rank_layers
-from stashtrace.analysis.stalls.on_host import compilation_time
+from stashtrace.analysis.stalls.on_host import time_of_spans
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
-from stashtrace.analysis.steps.steps import host_steps, rank_and_steps
+from stashtrace.analysis.steps.steps import rank_and_steps, steps_on_host
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import NAMED_SPANS, OPERATORS, SpanKind, StallKind
@@ -41,12 +41,11 @@ def time_of_kind(trace: Trace, rank: int, steps: Table, kind: StallKind) -> tupl
 
 def code_in(trace: Trace, thread: StepThread, time: TimeSet, steps: Table, steps_count: int) -> list[Evidence]:
     """Return what is known of the code that a step thread ran in a time: compilations, annotations, garbage."""
-    compiling = compilation_time(TraceIndex(trace), thread)
+    index = TraceIndex(trace)
+    compiling = time_of_spans(index, thread, SpanKind.COMPILE)
     rows = _compilations_in(trace, thread, compiling & time, steps, time.total_ns)
     rows += annotations_in(trace, thread, time, steps, compiling)
-    spans = trace.spans
-    collecting = (spans["track_id"] == thread.track_id) & (spans["kind_code"] == SpanKind.GC)
-    collected = ((TimeSet.of_rows(spans, collecting) & time) - compiling).total_ns
+    collected = ((time_of_spans(index, thread, SpanKind.GC) & time) - compiling).total_ns
     if collected >= POLICY.part_ratio * time.total_ns:
         facts = Facts(rank=thread.rank, spent_ns=collected / max(steps_count, 1))
         part = collected / max(time.total_ns, 1)
@@ -98,7 +97,7 @@ def _compilations_in(trace: Trace, thread: StepThread, time: TimeSet, steps: Tab
     spans = trace.spans.take(TraceIndex(trace).spans.rows(thread.track_id))
     compiled = spans.take(spans["kind_code"] == SpanKind.COMPILE)
     spent = time.within(compiled["begin_ns"], compiled["end_ns"])
-    own_steps = _on_host(trace, steps, thread.rank)
+    own_steps = steps_on_host(trace, steps, thread.rank)
     at = window_at(compiled["begin_ns"], own_steps["begin_ns"], own_steps["end_ns"])
     chosen = (spent > 0) & (at >= 0)
     if not chosen.any():
@@ -125,13 +124,6 @@ def _compilations_in(trace: Trace, thread: StepThread, time: TimeSet, steps: Tab
             said = f"{{name}}{avoid if _OF_SHAPES.search(reason) else ''}"
             rows.append(fact("compile_reason", said, "spans", rank=thread.rank, part_ratio=0.0, name=reason))
     return rows
-
-
-def _on_host(trace: Trace, steps: Table, rank: int) -> Table:
-    """Return a rank's steps by the clock of its host, which stamps compilations."""
-    host = host_steps(trace)
-    wanted = steps["step"][steps["rank"] == rank]
-    return host.take((host["rank"] == rank) & np.isin(host["step"], wanted)).sort_by("begin_ns")
 
 
 def _reason(trace: Trace, spans: Table, compiled: Table) -> str:
