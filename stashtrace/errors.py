@@ -171,3 +171,8 @@ def one_line(error: BaseException) -> str:
     """Return type and first line of an error."""
     message = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def say_why(error: OSError) -> str:
+    """Return the reason that the system gives, for use within a sentence: ``permission denied``."""
+    return (error.strerror or str(error)).lower()

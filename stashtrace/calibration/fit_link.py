@@ -19,7 +19,6 @@ import numpy as np
 
 from stashtrace.calibration.robust_line import Floats, Line, least_absolute_parts, parts_mask, robust_line
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.text.prose import plural
 
 #: Fewer points than this say nothing about a separate line.
 _POINTS_A_PIECE = 4
@@ -203,7 +202,7 @@ def _check(sizes: Any, times_ns: Any, error_ns: Any) -> tuple[Floats, Floats, Fl
     different = len(np.unique(size))
     if different < _SMALLEST_COUNT:
         raise MissingDataError(
-            f"{different} message size{plural(different)} cannot carry a fit of alpha and beta",
+            f"{different} message size{'' if different == 1 else 's'} cannot carry a fit of alpha and beta",
             hint=f"measure at least {_SMALLEST_COUNT} sizes",
         )
     order = np.argsort(size, kind="stable")

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.text.prose import plural
 
 #: From this number of degrees of freedom on, Student's distribution is taken for a normal one: 1 % wider at most.
 _NEARLY_NORMAL = 200
@@ -303,7 +302,7 @@ def fit_linear(columns: Mapping[str, Any], target: Any) -> LinearFit:
     count, width = table.shape
     if count <= width:
         raise MissingDataError(
-            f"{count} point{plural(count)} cannot carry a fit of {' and '.join(columns)}",
+            f"{count} point{'' if count == 1 else 's'} cannot carry a fit of {' and '.join(columns)}",
             hint=f"measure at least {width + 1}",
         )
     # Bytes are nine decades above messages.

@@ -13,12 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.steps.steps import steps
-from stashtrace.errors import MissingDataError
+from stashtrace.errors import MissingDataError, say_why
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import NOT_FILES, READS, WRITES, IoFlag, IoOp, ProcessRole
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.text.prose import say_why
 
 #: Direct I/O goes past the page cache.
 _NO_FILE = NOT_FILES | int(IoFlag.DIRECT)

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from stashtrace.errors import CaptureError
+from stashtrace.errors import CaptureError, say_why
 from stashtrace.lab.job_files import FileSet, size_of
 from stashtrace.lab.machine import free_memory_bytes
 from stashtrace.record.host import IN_MEMORY, file_system_of, is_far
-from stashtrace.text.prose import count_noun, list_some, say_why
+from stashtrace.text.prose import count_noun, list_some
 from stashtrace.text.units import bytes_text, percent_text
 
 #: Files are cold with at most this share resident, and warm with all but this share.

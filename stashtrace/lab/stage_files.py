@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.analysis.io.staging import staged_opens
-from stashtrace.errors import CaptureError, FormatError, MissingDataError, StashtraceError
+from stashtrace.errors import CaptureError, FormatError, MissingDataError, StashtraceError, say_why
 from stashtrace.files.whole_files import remove_left_in, try_folder, whole_file
 from stashtrace.lab.characterize.run_figures import Figures, Stall, stalls, step_figures, step_time
 from stashtrace.lab.characterize.run_on_hosts import HostTask, here, run_tasks
@@ -34,7 +34,7 @@ from stashtrace.record.host import IN_MEMORY, file_system_of
 from stashtrace.record.options import RecordOptions
 from stashtrace.record.staged_files import Copy, read_staged_list, write_staged_list
 from stashtrace.report.blocks import Block, Command, Facts, Listing
-from stashtrace.text.prose import count_noun, list_some, say_why
+from stashtrace.text.prose import count_noun, list_some
 from stashtrace.text.units import bytes_text, duration_text
 
 LIST_NAME = "staged.list"

@@ -26,11 +26,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from stashtrace.errors import CaptureError
+from stashtrace.errors import CaptureError, say_why
 from stashtrace.files.run_facts import host_file, read_facts
 from stashtrace.files.whole_files import claim_file, open_regular, remove_left_in, try_folder, whole_file, write_whole
 from stashtrace.record.launchers import RECORDS, Job, all_ended, is_gone, launchers, own_place
-from stashtrace.text.prose import say_why
 
 RUN_FILE = "run.json"
 #: Of files of processes; a process may have both.

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from stashtrace.errors import CaptureError, UsageError
+from stashtrace.errors import CaptureError, UsageError, say_why
 from stashtrace.record.environment import LIBRARY_PATH, preload_path
-from stashtrace.text.prose import say_why
 
 
 def find_program(command: Sequence[str]) -> str:

@@ -16,9 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stashtrace.errors import CaptureError, FormatError
+from stashtrace.errors import CaptureError, FormatError, say_why
 from stashtrace.files.whole_files import read_whole, whole_file
-from stashtrace.text.prose import say_why
 
 _MAGIC = b"SHSTAG02"
 _HEAD = struct.Struct("<8sQQQ")

@@ -18,6 +18,7 @@ from stashtrace.calibration.fit_link import bytes_factor
 from stashtrace.calibration.robust_line import robust_line
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.changes import Change, quantity_words
+from stashtrace.replay.prediction_intervals import ERRORS
 from stashtrace.replay.scenario import Scenario, Unknowns, counted_span
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import CollectiveOp, StallKind
@@ -181,11 +182,9 @@ _FARTHEST = 32
 #: Latency can be distinguished from bandwidth if the largest message is this many times the smallest one.
 _SPREAD = 4.0
 #: Fewer transfers of one kind of operation show nothing about it.
-_FEW = 3
+FEW = 3
 #: This part of the transfers of a size is as quick as the link allows.
-_QUICK_RATIO = 0.1
-#: Two standard errors on each side.
-_ERRORS = 2.0
+QUICK_RATIO = 0.1
 #: Messages up to this size are all latency.
 _TINY_BYTES = 64
 #: A hop of one operation takes at most this many times as long as a hop of another.
@@ -256,7 +255,7 @@ def _excess_ns(scenario: Scenario, chosen: Bools) -> Floats:
     """Return by how much each chosen transfer is longer than the quick ones of its size, 0 for other nodes."""
     graph, excess = scenario.graph, np.zeros(len(scenario.work))
     nodes = np.flatnonzero(chosen & (graph.moved_bytes > 0))
-    quick = of_sizes(graph.moved_bytes[nodes], scenario.work[nodes], _QUICK_RATIO)
+    quick = of_sizes(graph.moved_bytes[nodes], scenario.work[nodes], QUICK_RATIO)
     excess[nodes] = np.maximum(scenario.work[nodes] - quick, 0.0)
     return excess
 
@@ -447,7 +446,7 @@ def latency_bounds_ns(graph: Graph, chosen: Bools, op: CollectiveOp) -> tuple[fl
     begin, end = counted_span(graph)
     steady = chosen & (graph.begin_ns >= begin) & (graph.begin_ns <= end) & (graph.moved_bytes > 0)
     # The set-up of a job moves other sizes, once, over connections that are not made yet.
-    steady = steady if steady.sum() >= _FEW else chosen & (graph.moved_bytes > 0)
+    steady = steady if steady.sum() >= FEW else chosen & (graph.moved_bytes > 0)
     sizes, times = graph.moved_bytes[steady].astype(np.float64), graph.work_ns[steady].astype(np.float64)
     if not len(times):
         times = graph.work_ns[chosen].astype(np.float64)
@@ -457,7 +456,7 @@ def latency_bounds_ns(graph: Graph, chosen: Bools, op: CollectiveOp) -> tuple[fl
         order = np.argsort(sizes, kind="stable")
         times = np.maximum(times[order], 1.0)
         line = robust_line(sizes[order], times, np.ones(len(times)), errors_known=False, from_zero=True)
-        error = _ERRORS * math.sqrt(max(line.alpha_variance, 0.0))
+        error = ERRORS * math.sqrt(max(line.alpha_variance, 0.0))
         low, high = (float(np.clip(line.alpha_ns + side * error, 0.0, typical)) for side in (-1, 1))
         return low, high
     return 0.0, min(typical, _tiny_ns(graph, chosen, op))

@@ -26,7 +26,7 @@ FEW_STEPS, _ONE_STEP = 4, 0.1
 #: A step is one of the long ones if it is this part of the longest; this many of them show a period.
 _LONG_RATIO, _FEWEST_TIMES = 0.3, 3
 #: Two standard errors on each side.
-_ERRORS = 2.0
+ERRORS = 2.0
 #: This part of contention that a change makes or takes away may be wrong on either side.
 _CONTENTION_DOUBT = 0.25
 
@@ -42,7 +42,7 @@ def noise_ns(means: Floats, period: int = 0) -> float:
     """
     count, mean = len(means), float(means.mean())
     if count < FEW_STEPS:
-        error = _ERRORS * _ONE_STEP * mean / math.sqrt(count)
+        error = ERRORS * _ONE_STEP * mean / math.sqrt(count)
     else:
         of_blocks = blocks_of(means, period)
         error = student(len(of_blocks) - 1) * float(of_blocks.std(ddof=1)) / math.sqrt(len(of_blocks))

@@ -20,23 +20,18 @@ import numpy as np
 from stashtrace.analysis.graph import Graph, Replayed
 from stashtrace.analysis.intervals import Floats, Int64, TimeSet
 from stashtrace.calibration.noise import OF_MEAN, deviation
-from stashtrace.replay.change_lengths import LINKS, latency_ns
+from stashtrace.replay.change_lengths import FEW, LINKS, QUICK_RATIO, latency_ns
+from stashtrace.replay.prediction_intervals import ERRORS
 from stashtrace.replay.scenario import Links, Scenario, Unknowns, counted_span, whole_ns
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import StallKind
 
-#: Fewer transfers of a size show nothing about their length.
-_FEW = 3
-#: This part of the transfers of a size is as quick as the link allows.
-_QUICK_RATIO = 0.1
 #: Transfers with the most company are compared with those with the least: this part of the range at either end.
 _ENDS_RATIO = 1 / 3
 #: Sharing must make the former slower by at least this factor (as a logarithm), else they show nothing.
 _LEAST_SLOWER = 0.2
 #: Two medians of one kind of transfer differ by this without a reason.
 _CHANCE = 0.02
-#: Two standard errors on each side.
-_ERRORS = 2.0
 
 
 class Verdict(IntEnum):
@@ -88,11 +83,11 @@ def verdict(graph: Graph, kind: StallKind) -> Verdict:
     if not len(nodes):
         return Verdict.UNKNOWN
     sorts = _sorts(graph, nodes)
-    company = _company(graph, links, nodes, fixed, _quantiles(moving[nodes], sorts, _QUICK_RATIO))
+    company = _company(graph, links, nodes, fixed, _quantiles(moving[nodes], sorts, QUICK_RATIO))
     took, slower = np.log(moving[nodes]), np.log(moving[nodes] / alone[nodes])
     # Groups may get unequal parts of a link, so each is compared with itself if its transfers differ in company.
     for similar in (GroupBy(sorts.number, graph.facts.queue[nodes]), sorts):
-        slower_by = [_slower_by(took[rows], slower[rows], company[rows]) for rows in similar if len(rows) >= 2 * _FEW]
+        slower_by = [_slower_by(took[rows], slower[rows], company[rows]) for rows in similar if len(rows) >= 2 * FEW]
         known = [rows for rows in slower_by if rows is not None]
         if known:
             break
@@ -100,7 +95,7 @@ def verdict(graph: Graph, kind: StallKind) -> Verdict:
         return Verdict.UNKNOWN
     share, error = np.array(known).T
     weight = 1 / error**2
-    mean, error_of_mean = float((share * weight).sum() / weight.sum()), _ERRORS / math.sqrt(float(weight.sum()))
+    mean, error_of_mean = float((share * weight).sum() / weight.sum()), ERRORS / math.sqrt(float(weight.sum()))
     if mean - error_of_mean > 1 / 2:
         return Verdict.SHARED
     return Verdict.APART if mean + error_of_mean < 1 / 2 else Verdict.UNKNOWN
@@ -123,7 +118,7 @@ def _slower_by(took: Floats, slower: Floats, company: Floats) -> tuple[float, fl
     low, high = float(company.min()), float(company.max())
     away = _ENDS_RATIO * (high - low)
     among, apart = company >= high - away, company <= low + away
-    if min(among.sum(), apart.sum()) < _FEW:
+    if min(among.sum(), apart.sum()) < FEW:
         return None
     expected = float(np.median(slower[among]) - np.median(slower[apart]))
     if expected < _LEAST_SLOWER:

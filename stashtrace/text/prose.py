@@ -51,11 +51,6 @@ def list_some(names: Sequence[str], shown: int = 1) -> str:
     return ", ".join(names[:shown]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
-def say_why(error: OSError) -> str:
-    """Return the reason that the system gives, for use within a sentence: ``permission denied``."""
-    return (error.strerror or str(error)).lower()
-
-
 def unbroken_words(text: str) -> list[str]:
     """Split a sentence where a line may end: at blanks, but not within a command, which somebody may copy.
 

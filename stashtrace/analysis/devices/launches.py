@@ -30,7 +30,7 @@ _HELD_TIMES, _FAR_RATIO = 1.5, 0.9
 #: At least this many of them, and at least this part.
 _FEWEST_HELD, _HELD_RATIO = 3, 0.5
 #: A call may return this long before the end that the device notes.
-_CLOCKS_AGREE_NS = 2_000
+CLOCKS_AGREE_NS = 2_000
 _LATE = 95
 
 
@@ -108,7 +108,7 @@ def full_queue(launch: Int64, returned: Int64, begin: Int64, end: Int64) -> Full
     held = np.flatnonzero(full & (call > _HELD_TIMES * usual))
     if len(held) < max(_FEWEST_HELD, _HELD_RATIO * np.count_nonzero(full)):
         return None
-    ahead = place[held] + 1 - np.searchsorted(np.sort(end), returned[held] + _CLOCKS_AGREE_NS, side="right")
+    ahead = place[held] + 1 - np.searchsorted(np.sort(end), returned[held] + CLOCKS_AGREE_NS, side="right")
     return FullQueue(int(np.median(ahead)), held, round(usual))
 
 

@@ -31,9 +31,9 @@ _IDLE_NS = 50_000
 _HELD_NS = 1_000_000
 #: Reading an index that is there takes less than this. Workers that have to wait do so before this part of their
 #: batches.
-_WAITED_NS, _OFTEN_RATIO = 1_000_000, 0.25
+WAITED_NS, OFTEN_RATIO = 1_000_000, 0.25
 #: Batches that DataLoader asks each worker for in advance, unless it is set otherwise.
-_PREFETCH = 2
+PREFETCH = 2
 #: The next index goes out at most this long before the loop has its batch: pinning and unpickling lie between.
 _ASKED_NS = 5_000_000
 
@@ -174,10 +174,10 @@ class _Loader:
         before = np.searchsorted(np.maximum.accumulate(arrived), begin, side="right")
         ahead = number - np.where(before > 0, highest[np.maximum(before - 1, 0)], int(number.min()) - 1)
         distance = max(int(ahead.max()), 1)
-        waited = np.count_nonzero(idle > np.maximum(_WAITED_NS, (end - begin) // 10))
-        if waited / len(idle) < _OFTEN_RATIO:
+        waited = np.count_nonzero(idle > np.maximum(WAITED_NS, (end - begin) // 10))
+        if waited / len(idle) < OFTEN_RATIO:
             # Workers that never wait may be allowed to be further ahead than they were.
-            distance = max(distance, len(np.unique(fetches["process_id"])) * _PREFETCH)
+            distance = max(distance, len(np.unique(fetches["process_id"])) * PREFETCH)
         asked = _latest(number - distance, begin + _ASKED_NS, takes["batch_index"], takes["end_ns"])
         return cls(rows, number, begin, end, takes, had, made, asked)
 

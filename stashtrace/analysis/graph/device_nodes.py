@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from stashtrace.analysis.devices.launches import full_queue
+from stashtrace.analysis.devices.launches import CLOCKS_AGREE_NS, full_queue
 from stashtrace.analysis.graph import batch_nodes
 from stashtrace.analysis.graph.graph_parts import Cells, Painted, Parts, step_of
 from stashtrace.analysis.graph.transfer_nodes import Transfers
@@ -50,8 +50,6 @@ _ON_TIME_NS = 1_000
 _FAST, _STILL_USUAL = 0.1, 2.0
 #: A launch takes microseconds: what takes longer has waited for something.
 _LONGEST_LAUNCH_NS = 100_000.0
-#: A blocking call may return this long before the end that the device notes.
-_CLOCKS_AGREE_NS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +182,11 @@ class _Rank:
         begin, end = calls["begin_ns"][rows], calls["end_ns"][rows]
         order = np.argsort(pieces.end_ns, kind="stable")
         done = pieces.end_ns[order]
-        last = np.searchsorted(done, end + _CLOCKS_AGREE_NS, side="right") - 1
+        last = np.searchsorted(done, end + CLOCKS_AGREE_NS, side="right") - 1
         waited = (last >= 0) & (np.append(done, -NEVER)[last] > begin)
         # A call that allocates or frees waits only if it drains the device.
         busy = TimeSet.of(pieces.begin_ns, pieces.end_ns)
-        drained = busy.within(end + _CLOCKS_AGREE_NS, end + _CLOCKS_AGREE_NS + 1) == 0
+        drained = busy.within(end + CLOCKS_AGREE_NS, end + CLOCKS_AGREE_NS + 1) == 0
         code = calls["call_code"][rows]
         waited &= drained | np.isin(code, SYNCHRONISING_CALLS)
         begin, end, piece = begin[waited], end[waited], order[last[waited]]
@@ -309,7 +307,7 @@ class _Rank:
         late = np.flatnonzero(unexplained)
         at = np.searchsorted(begin, pieces.begin_ns[late], side="right") - 1
         late, at = late[at >= 0], at[at >= 0]
-        inside = end[at] + _CLOCKS_AGREE_NS >= pieces.begin_ns[late]
+        inside = end[at] + CLOCKS_AGREE_NS >= pieces.begin_ns[late]
         late, at = late[inside], at[inside]
         source, ended_ns = self.host.last_ended(begin[at])
         self.parts.edge(source, self.nodes[late], EdgeKind.LAUNCH, pieces.begin_ns[late] - ended_ns)

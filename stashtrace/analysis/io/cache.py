@@ -18,11 +18,10 @@ from stashtrace.analysis.io.calls import READING, Follower, moves, process_piece
 from stashtrace.analysis.io.data_files import FILES_HINT, Files, data_files
 from stashtrace.analysis.io.files import below
 from stashtrace.analysis.io.io_tables import IO_CACHE, IO_REUSE
-from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.errors import MissingDataError, UsageError, say_why
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.text.prose import say_why
 from stashtrace.text.units import bytes_of
 
 #: Without a size the curve has this many points.

@@ -24,14 +24,13 @@ from stashtrace.cli.merging import AfterMerge, conclude, processes_text, short_p
 from stashtrace.cli.option_values import read_length, read_size, read_trackers
 from stashtrace.cli.parsing import Parser, add_flag, add_value
 from stashtrace.cli.screen import Screen
-from stashtrace.errors import OutputError, StashtraceError, UsageError
+from stashtrace.errors import OutputError, StashtraceError, UsageError, say_why
 from stashtrace.record.directory import file_rights
 from stashtrace.record.host import MEMORY_KILLS, MEMORY_LIMIT
 from stashtrace.record.launchers import all_ended
 from stashtrace.record.options import RecordOptions
 from stashtrace.record.remote import is_url
 from stashtrace.record.run import Outcome, run_command
-from stashtrace.text.prose import say_why
 
 if TYPE_CHECKING:
     from stashtrace.analysis.findings import Summary

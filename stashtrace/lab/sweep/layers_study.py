@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.steps.steps import counted_steps, steps
-from stashtrace.errors import CaptureError, FormatError, MissingDataError, UsageError
+from stashtrace.errors import CaptureError, FormatError, MissingDataError, UsageError, say_why
 from stashtrace.files.checked_files import CheckedFile
 from stashtrace.files.whole_files import write_whole
 from stashtrace.lab.calibrate.measure import probe_machine
@@ -40,7 +40,6 @@ from stashtrace.record.run import run_command
 from stashtrace.replay.communication.communication_model import communication_model
 from stashtrace.replay.communication.messages import gradient_messages
 from stashtrace.schema.trace import Trace
-from stashtrace.text.prose import say_why
 
 SWEEPS = ("depth", "width", "bucket")
 #: What the study needs of the tracer; reads of files say nothing here.

@@ -32,13 +32,13 @@ _QUEUED_NS = 20_000
 _MOST_PASSES = 200
 #: Passes in which the best of many buckets is searched.
 _FEW_PASSES = 20
-_FEWEST_SIZES = 3
+FEWEST_SIZES = 3
 #: Caps that are tried where they would divide the messages of the run.
 _DIVIDING_MIB = tuple(float(2**power) for power in range(-2, 8))
 #: Other buckets are better if they expose less by this part.
 _WORTH_IT = 0.02
 #: A cost of bytes is significant from this many standard errors on.
-_SURE = 2.0
+SURE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ def links_of(messages: Messages, rows: Int64) -> tuple[tuple[LinkFit, ...], Int6
             continue
         points = _points(messages.bytes[chosen], messages.link_ns[chosen])
         fit, r2 = None, float("nan")
-        if len(points.sizes_bytes) >= _FEWEST_SIZES:
+        if len(points.sizes_bytes) >= FEWEST_SIZES:
             fit = fit_alpha_beta(points.sizes_bytes, points.median_ns, points.errors_ns(), max_pieces=1)
             r2 = r_squared(points.median_ns, fit.expected(points.sizes_bytes)[0])
         first = chosen[0]
@@ -287,7 +287,7 @@ def tells_bytes(link: LinkFit) -> bool:
     """Return True if bytes cost time: where they seem free, one message of everything would be free too."""
     assert link.fit is not None
     piece = link.fit.pieces[0]
-    return piece.beta_ns_per_byte > 0 and not piece.beta_ns_per_byte < _SURE * piece.beta_error_ns_per_byte
+    return piece.beta_ns_per_byte > 0 and not piece.beta_ns_per_byte < SURE * piece.beta_error_ns_per_byte
 
 
 def _compute_clock(messages: Messages, chosen: Int64, waits: Bools) -> Floats:

@@ -25,20 +25,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stashtrace.analysis.graph import EdgeKind, Graph
+from stashtrace.analysis.graph.batch_nodes import PREFETCH
 from stashtrace.analysis.graph.work_graph import Facts
 from stashtrace.analysis.intervals import Bools, Floats, Int64, is_one_of
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.changes import Change
-from stashtrace.replay.loaders.passes import (
-    ASKED_NS,
-    PREFETCH,
-    Edges,
-    Passes,
-    WorkerNodes,
-    median,
-    usual_lags,
-    with_edges,
-)
+from stashtrace.replay.loaders.passes import ASKED_NS, Edges, Passes, WorkerNodes, median, usual_lags, with_edges
 from stashtrace.replay.loaders.worker_count import prefetch_factor, taken_by
 from stashtrace.replay.scenario import Scenario
 from stashtrace.schema.groupby import GroupBy, RowsBy

@@ -10,13 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.graph import EdgeKind, Graph
+from stashtrace.analysis.graph.batch_nodes import PREFETCH
 from stashtrace.analysis.graph.work_graph import Facts
 from stashtrace.analysis.intervals import Bools, Floats, Int64, int64
 from stashtrace.replay.scenario import Scenario, whole_ns
 from stashtrace.schema.groupby import GroupBy, order_by
 
-#: Batches that DataLoader asks each worker for in advance, unless it is set otherwise.
-PREFETCH = 2
 #: A batch that begins later than this after it was asked for was delayed by something else, such as the end of a pass.
 ASKED_NS = 5_000_000
 

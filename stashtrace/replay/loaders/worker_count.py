@@ -17,18 +17,16 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
+from stashtrace.analysis.graph.batch_nodes import OFTEN_RATIO, PREFETCH, WAITED_NS
 from stashtrace.analysis.graph.work_graph import Facts
 from stashtrace.analysis.intervals import NEVER, Bools, Floats, Int64
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.changes import Change
-from stashtrace.replay.loaders.passes import PREFETCH, Edges, Passes, WorkerNodes, not_in_turn, usual_lags, with_edges
+from stashtrace.replay.loaders.passes import Edges, Passes, WorkerNodes, not_in_turn, usual_lags, with_edges
 from stashtrace.replay.loaders.slow_worker import batches_by_worker
 from stashtrace.replay.scenario import Scenario
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
-
-#: Workers that wait this long before this part of their batches were not asked for them.
-_WAITED_NS, _OFTEN_RATIO = 1_000_000, 0.25
 
 
 def known_loaders(graph: Graph, change: Change) -> Facts:
@@ -193,7 +191,7 @@ def prefetch_factor(passes: Passes, graph: Graph) -> int:
     ready = np.full(len(graph), NEVER, dtype=np.int64)
     chain = graph.is_batch[graph.target] & (graph.edge_kind == EdgeKind.PROGRAM)
     ready[graph.target[chain]] = (graph.end_ns[graph.source] + graph.lag_ns)[chain]
-    waited = graph.begin_ns[passes.nodes] - ready[passes.nodes] > _WAITED_NS
+    waited = graph.begin_ns[passes.nodes] - ready[passes.nodes] > WAITED_NS
     taken_ns = np.where(taken >= 0, graph.begin_ns[taken], NEVER)
     return _prefetch_factor(passes, graph.begin_ns[passes.nodes], taken_ns[passes.nodes], waited)
 
@@ -214,7 +212,7 @@ def _prefetch_factor(passes: Passes, begin_ns: Int64, taken_ns: Int64, waited: B
     taken_in_pass = np.cumsum(~begins)[begins] - passes.start[batch]
     ahead = max(int((passes.position[batch] - taken_in_pass).max()) + 1, 0)
     factor = max(round(ahead / passes.workers), 1)
-    return factor if np.mean(waited) >= _OFTEN_RATIO else max(factor, PREFETCH)
+    return factor if np.mean(waited) >= OFTEN_RATIO else max(factor, PREFETCH)
 
 
 def _begun(passes: Passes, wanted: int, scenario: Scenario) -> list[Edges]:

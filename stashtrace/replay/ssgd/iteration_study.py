@@ -20,6 +20,7 @@ from stashtrace.analysis.intervals import Floats, Int64
 from stashtrace.calibration.fit_link import fit_alpha_beta
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.replay.communication.buckets import message_line
+from stashtrace.replay.communication.communication_model import FEWEST_SIZES, SURE
 from stashtrace.replay.communication.overlap import (
     ROUNDING,
     best_merge,
@@ -161,9 +162,6 @@ def best_cap(workload: Workload, alpha_ns: float, beta_ns_per_byte: float) -> tu
     return cap, merge
 
 
-_FEWEST_SIZES = 3
-#: A cost of bytes is significant from this many standard errors on.
-_SURE = 2.0
 #: Iterations that a median is taken of.
 _MOST_ITERATIONS = 100
 
@@ -289,13 +287,13 @@ def _fitted_ring(workload: Workload, measured_ranks: int) -> Ring:
         )
     by_size = GroupBy(workload.sizes_bytes)
     sizes, middle = by_size.values, by_size.median(times)
-    if len(sizes) < _FEWEST_SIZES or not (middle > 0).all():
+    if len(sizes) < FEWEST_SIZES or not (middle > 0).all():
         line = message_line(sizes[middle > 0], middle[middle > 0])
         if line is None:
             raise MissingDataError("messages are too similar in size to separate latency from bandwidth", hint=hint)
         return Ring.of_messages(*line, workers=measured_ranks)
     piece = fit_alpha_beta(sizes, middle, max_pieces=1).pieces[0]
-    if not piece.beta_ns_per_byte > _SURE * piece.beta_error_ns_per_byte:
+    if not piece.beta_ns_per_byte > SURE * piece.beta_error_ns_per_byte:
         raise MissingDataError("the cost of a byte is lost in the scatter of the messages", hint=hint)
     return Ring.of_messages(max(piece.alpha_ns, 0.0), piece.beta_ns_per_byte, workers=measured_ranks)
 
