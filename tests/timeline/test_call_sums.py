@@ -13,9 +13,10 @@ from builders import TraceBuilder
 
 from stashtrace import _native
 from stashtrace.schema.events import TABLES
+from stashtrace.schema.kinds import IO_WAITED
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.timeline.host_tracks import BLOCKED, Bins, sum_piece
+from stashtrace.timeline.host_tracks import Bins, sum_piece
 from stashtrace.timeline.rows_by_rank import RankRows, TraceRows, Window
 from stashtrace.timeline.tracks import Piece
 
@@ -55,7 +56,7 @@ def one_by_one(calls: Table, bins: Bins) -> list[dict[str, int]]:
         sums["end"] = max(sums["end"], end)
         sums["calls_count"] += 1
         sums["bytes"] += max(call["result_bytes"], 0)
-        sums["blocked_count"] += (call["io_flags"] & BLOCKED) != 0
+        sums["blocked_count"] += (call["io_flags"] & IO_WAITED) != 0
         own = set(range(begin, end)) - busy.setdefault(track, set())
         busy[track] |= own
         sums["busy_ns"] += len(own)
@@ -153,7 +154,7 @@ def test_parts_of_one_bin_are_not_gathered() -> None:
 def test_numbers_of_a_damaged_file_wrap() -> None:
     """Any 64 bits may stand in a row; sums of them wrap as numpy's do, and nothing else happens."""
     low, high = np.iinfo(np.int64).min, np.iinfo(np.int64).max
-    sums = _native.perfetto.CallSums(high - 5, 3, BLOCKED)
+    sums = _native.perfetto.CallSums(high - 5, 3, IO_WAITED)
     begin = np.array([low, low + 1, -1, 0, high - 1, high], dtype=np.int64)
     end = np.array([high, low, high, low, high, low], dtype=np.int64)
     sums.add(7, begin, end, end, np.zeros(6, dtype=np.int32), np.full(6, -1, dtype=np.int16))
@@ -164,9 +165,9 @@ def test_numbers_of_a_damaged_file_wrap() -> None:
 
 
 def test_columns_that_do_not_fit_are_refused() -> None:
-    sums = _native.perfetto.CallSums(0, 10, BLOCKED)
+    sums = _native.perfetto.CallSums(0, 10, IO_WAITED)
     three, two = np.zeros(3, dtype=np.int64), np.zeros(2, dtype=np.int64)
     with pytest.raises(ValueError, match="differ in length"):
         sums.add(0, three, two, three, three.astype(np.int32), three.astype(np.int16))
     with pytest.raises(ValueError, match="width"):
-        _native.perfetto.CallSums(0, 0, BLOCKED)
+        _native.perfetto.CallSums(0, 0, IO_WAITED)
