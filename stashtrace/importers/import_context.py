@@ -402,8 +402,6 @@ TRANSFERS = (
 )
 #: A call that copies from the page cache takes at most a fixed cost plus the time of its bytes.
 CALL_NS, BYTES_PER_NS = 100_000, 1
-#: Fact (``metadata``) of a process whose calls were flagged so; ``stalls`` then widens its bounds.
-BLOCKED_FROM = ("io_blocked_from", "duration")
 
 
 def blocked_by_duration(length_ns: Int64, moved_bytes: Int64) -> Int64:

@@ -406,6 +406,8 @@ OPERATORS_RECORDED = "operators_recorded"
 DEVICE_WORK_NOT_READ = "device_work_not_read"
 #: Of a process: a benchmark sleeps where a model would compute; the value is the name of the function.
 EMULATED = "emulated_compute"
+#: Of a process whose calls were flagged as blocked because they took long: key and value; ``stalls`` widens its bounds.
+BLOCKED_FROM = ("io_blocked_from", "duration")
 #: Reporter of losses that concern whole files: missing, unreadable or of different jobs.
 WHOLE_FILES = "importers"
 #: Reason of a loss: the file ends early, and any part of the work behind its last event may be missing.

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from stashtrace.analysis.collectives.matching import is_imported
 from stashtrace.analysis.findings.blocked_calls import blocked_calls
 from stashtrace.analysis.findings.claim_rows import BUDGETS
 from stashtrace.analysis.findings.over_time.step_changes import OVER_TIME, changes_of
@@ -32,7 +33,7 @@ from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import Awaited, Bracket, ProcessRole, StreamFlag
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import Trace, is_stated
+from stashtrace.schema.trace import Trace
 
 T = TypeVar("T")
 
@@ -149,7 +150,7 @@ class RunFacts:
     @property
     def imported(self) -> bool:
         """Whether another tool recorded the run."""
-        return is_stated(self.trace, "imported")
+        return is_imported(self.trace)
 
 
 def ranks_of_hosts(trace: Trace) -> dict[str, list[int]]:

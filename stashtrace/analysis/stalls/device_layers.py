@@ -37,6 +37,7 @@ from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.kinds import (
     BLOCKING_CALLS,
     IN_COLLECTIVES,
+    LOADING_KINDS,
     Awaited,
     Bracket,
     CollectiveSource,
@@ -209,10 +210,9 @@ def _host_collectives(index: TraceIndex, thread: StepThread) -> list[Layer]:
 
 
 _COMPUTE = StallKind.COMPUTE
-_LOADING = (StallKind.PREP, StallKind.FETCH, StallKind.HANDOFF)
 #: Kinds that an untimed bracket may have stood for: its codes, the codes of the awaited work, the kinds.
 _KINDS_OF: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[StallKind, ...]], ...] = (
-    ((Bracket.BATCH_WAIT,), (), _LOADING),
+    ((Bracket.BATCH_WAIT,), (), LOADING_KINDS),
     ((Bracket.COPY,), (), (StallKind.H2D,)),
     ((Bracket.COLLECTIVE,), (), IN_COLLECTIVES),
     ((Bracket.STREAM_WAIT,), (Awaited.COPY,), (StallKind.H2D,)),
@@ -225,7 +225,7 @@ _KINDS_OF_EXPOSED: dict[int, tuple[StallKind, ...]] = {
     device_links.LINK: IN_COLLECTIVES,
     device_links.PEER: IN_COLLECTIVES[2:],
     device_links.COPY: (StallKind.H2D,),
-    device_links.BATCH: _LOADING,
+    device_links.BATCH: LOADING_KINDS,
     device_links.HOST: (StallKind.OTHER,),
 }
 _Doubtful = tuple[TimeSet, tuple[StallKind, ...]]

@@ -31,7 +31,7 @@ from stashtrace.schema.kinds import (
     StallKind,
 )
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import FILE_CUT, Trace, cached_on_trace, facts_named
+from stashtrace.schema.trace import BLOCKED_FROM, FILE_CUT, Trace, cached_on_trace, facts_named
 
 Result = TypeVar("Result")
 
@@ -134,7 +134,8 @@ class IoRows:
 @cached_on_trace
 def blocked_by_guess(trace: Trace) -> frozenset[int]:
     """Return the processes whose importer flagged calls as blocked because of their duration."""
-    return frozenset(process for process, value in facts_named(trace, "io_blocked_from") if value == "duration")
+    key, value = BLOCKED_FROM
+    return frozenset(process for process, stated in facts_named(trace, key) if stated == value)
 
 
 @cached_on_trace

@@ -26,13 +26,13 @@ import numpy.typing as npt
 
 from stashtrace.errors import ImporterError
 from stashtrace.importers.darshan.child import Item, Job, Segments, read_apart
-from stashtrace.importers.import_context import BLOCKED_FROM, ImportContext, Int64, blocked_by_duration, per_distinct
+from stashtrace.importers.import_context import ImportContext, Int64, blocked_by_duration, per_distinct
 from stashtrace.importers.import_limits import HIGHEST, counted
 from stashtrace.importers.import_limits import nanoseconds as as_ns
 from stashtrace.importers.source import Source
 from stashtrace.schema.groupby import Floats
 from stashtrace.schema.kinds import IoFlag, IoOp, ProcessRole, Severity, SpanKind
-from stashtrace.schema.trace import PROCESSES
+from stashtrace.schema.trace import BLOCKED_FROM, PROCESSES
 
 #: Follows the version text in the header, in the byte order of the machine that wrote it.
 _MAGIC = 6567223

@@ -22,7 +22,6 @@ import numpy as np
 from stashtrace.errors import ImporterError
 from stashtrace.importers.dftracer.loop import Functions, Loop, has_own_rows, loop_of
 from stashtrace.importers.import_context import (
-    BLOCKED_FROM,
     TRANSFERS,
     Bools,
     ImportContext,
@@ -33,6 +32,7 @@ from stashtrace.importers.import_context import (
 from stashtrace.importers.import_limits import HIGHEST, LONGEST_LINE_BYTES, parse_json
 from stashtrace.importers.source import Source
 from stashtrace.schema.kinds import IoFlag, IoOp, ProcessRole, Severity, SpanKind
+from stashtrace.schema.trace import BLOCKED_FROM
 
 #: ``trace-3-of-8.pfw``: rank 3 of 8, as DLIO names its files.
 _RANK_IN_NAME = re.compile(r"-(\d+)-of-(\d+)")

@@ -11,12 +11,13 @@ import itertools
 
 import numpy as np
 
+from stashtrace.analysis.collectives.matching import is_imported
 from stashtrace.analysis.findings.claim_rows import Claim, Facts, claim, fact
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.steps.threads import how_to_get_steps
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import READS, WRITES, IoOp
-from stashtrace.schema.trace import PROCESSES, Trace, facts_named, is_stated, run_facts
+from stashtrace.schema.trace import PROCESSES, Trace, facts_named, run_facts
 
 #: Calls that move bytes; the others open, close and look up.
 _MOVING_OPS = (*READS, *WRITES, IoOp.RECV, IoOp.SEND, IoOp.FSYNC, IoOp.FFLUSH, IoOp.MSYNC)
@@ -26,7 +27,7 @@ def files_claims(trace: Trace) -> list[Claim]:
     """Return claims about the files of a run without steps: all I/O, and the files that took longest."""
     summed = trace.io_totals
     if not trace.io_rows_count and not len(summed):
-        if is_stated(trace, "imported"):
+        if is_imported(trace):
             return []  # the other tool may record no files
         return [claim("files", "no_files", "no file was read or written by the recorded processes")]
     looked_up = int(summed["other_ns"].sum())

@@ -27,7 +27,7 @@ from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.analysis.steps.window import window_of
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import Phase, PhaseFlag, ProcessRole
-from stashtrace.schema.trace import Trace, facts_named, run_facts
+from stashtrace.schema.trace import EMULATED, Trace, facts_named, run_facts
 from stashtrace.text.units import few_ranks, ranks_text
 
 
@@ -81,7 +81,7 @@ def thinned_claims(facts: RunFacts) -> list[Claim]:
 def emulated_claims(trace: Trace) -> list[Claim]:
     """Return a claim about benchmarks that sleep instead of computing: the compute of their steps is not real."""
     said = "compute is emulated: {name} sleeps for as long as a real step would compute"
-    names = sorted({name for _, name in facts_named(trace, "emulated_compute")})
+    names = sorted({name for _, name in facts_named(trace, EMULATED)})
     return [claim("machine", "emulated_compute", said, name=name) for name in names[:1]]
 
 
