@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.io import loader_rates as names
-from stashtrace.analysis.io.files import AMPLIFIED_FROM
+from stashtrace.analysis.io.policy import POLICY
 from stashtrace.calibration.file import Calibration
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.lab import cache_model
@@ -212,7 +212,7 @@ def _notes_on_data(measured: _Quantities, rank: int, dataset_bytes: int | None) 
             " compared with what was read (give --dataset-size)"
         )
     again = measured.mean(-1, names.EPOCHS) / max(measured.mean(-1, names.PASSES), 1.0)
-    if again >= AMPLIFIED_FROM:
+    if again >= POLICY.amplified_times:
         notes.append(
             f"hits: each byte is read {again:.3g} times in an iteration of the loader, and the forecast takes"
             " each to be read once: a cache answers more (`analyze io_cache` counts what it would have"

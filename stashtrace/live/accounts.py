@@ -28,7 +28,7 @@ from stashtrace.format.growing import CLOCKS_NS, RECALLED_NS, GrowingFile, Growi
 from stashtrace.live import times
 from stashtrace.live.hosts.shared_ranks import OtherHosts
 from stashtrace.live.table import LIVE_STEPS, wide_rows
-from stashtrace.loading.clocks.host_clock import WINDOW_NS
+from stashtrace.loading.clocks.policy import POLICY
 from stashtrace.loading.load import GrownRun, load_growing
 from stashtrace.loading.run_tables import OpenedRun, Window
 from stashtrace.schema.groupby import GroupBy
@@ -250,7 +250,7 @@ class LiveAccounts:
         if settled is None or others is None:
             return settled
         # Containers of one machine share its clock, and each has readings of it.
-        return min(settled, self._known_until_ns(others, clocks.reference) - 2 * WINDOW_NS)
+        return min(settled, self._known_until_ns(others, clocks.reference) - 2 * POLICY.window_ns)
 
     def _left_by_all(self, trace: Trace, table: Table, at_ns: int) -> int:
         """Return the last step that each rank has left that still records; -1 if there is none."""

@@ -18,7 +18,7 @@ from stashtrace.calibration.fit_link import bytes_factor
 from stashtrace.calibration.robust_line import robust_line
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.changes import Change, quantity_words
-from stashtrace.replay.prediction_intervals import ERRORS
+from stashtrace.replay.policy import POLICY
 from stashtrace.replay.scenario import Scenario, Unknowns, counted_span
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import CollectiveOp, StallKind
@@ -54,8 +54,6 @@ _NAMES = {
     "checkpoint": "checkpoint that stopped a step",
     "other": "time in which a step thread was asleep or blocked",
 }
-#: A batch that a waiting thread gets later than this after it was made was held back by its worker.
-_HANDED_NS = 1_000_000
 
 
 def has_time(run: Scenario, quantity: str) -> bool:
@@ -100,7 +98,7 @@ def with_time(scenario: Scenario, change: Change) -> Scenario:
         fetch = factor * fetch
     if change.quantity == "prep":
         # A batch that is handed over late waits for its worker, which is busy with the next one.
-        handed = (graph.edge_kind == EdgeKind.BATCH) & (lag > _HANDED_NS)
+        handed = (graph.edge_kind == EdgeKind.BATCH) & (lag > POLICY.held_back_ns)
         lag = np.where(handed, factor * lag, lag)
     work = _of_timed_devices(scenario, change, factor, work + (factor - 1) * spent)
     return replace(scenario, work=work, fetch=fetch, lag=lag)
@@ -177,25 +175,7 @@ def _of_timed_devices(scenario: Scenario, change: Change, factor: float, work: F
 
 
 LINKS = {"network": StallKind.NETWORK, "interconnect": StallKind.INTERCONNECT}
-#: No more than this many times the recorded ranks are predicted.
-_FARTHEST = 32
-#: Latency can be distinguished from bandwidth if the largest message is this many times the smallest one.
-_SPREAD = 4.0
-#: Fewer transfers of one kind of operation show nothing about it.
-FEW = 3
-#: This part of the transfers of a size is as quick as the link allows.
-QUICK_RATIO = 0.1
-#: Messages up to this size are all latency.
-_TINY_BYTES = 64
-#: A hop of one operation takes at most this many times as long as a hop of another.
-_HOPS_DIFFER = 2.0
-#: Smaller transfers are not gradients, and are not compressed.
-_LEAST_GRADIENT_BYTES = 1024
 _REDUCING = (CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE_SCATTER)
-#: Most that a CPU takes to convert a byte of four-byte numbers into two-byte ones, and back.
-_CPU_CONVERTS_NS_PER_BYTE = 1.0
-#: The same of a device: its memory is read and written three times, at 100 GB/s or more, by two short kernels.
-_DEVICE_CONVERTS_NS_PER_BYTE, _DEVICE_KERNELS_NS = 3 / 100, 10_000.0
 _BITS = 8
 
 
@@ -255,7 +235,7 @@ def _excess_ns(scenario: Scenario, chosen: Bools) -> Floats:
     """Return by how much each chosen transfer is longer than the quick ones of its size, 0 for other nodes."""
     graph, excess = scenario.graph, np.zeros(len(scenario.work))
     nodes = np.flatnonzero(chosen & (graph.moved_bytes > 0))
-    quick = of_sizes(graph.moved_bytes[nodes], scenario.work[nodes], QUICK_RATIO)
+    quick = of_sizes(graph.moved_bytes[nodes], scenario.work[nodes], POLICY.quick_transfers_ratio)
     excess[nodes] = np.maximum(scenario.work[nodes] - quick, 0.0)
     return excess
 
@@ -279,7 +259,9 @@ def compressed(scenario: Scenario) -> Scenario:
     graph = scenario.graph
     if graph.facts is None:
         raise MissingDataError("it is unknown what the transfers of this run move")
-    gradients = graph.is_transfer & np.isin(graph.facts.op, _REDUCING) & (graph.moved_bytes >= _LEAST_GRADIENT_BYTES)
+    gradients = (
+        graph.is_transfer & np.isin(graph.facts.op, _REDUCING) & (graph.moved_bytes >= POLICY.least_gradient_bytes)
+    )
     if not gradients.any():
         raise MissingDataError(
             "no gradients were reduced between ranks, so there is nothing to compress",
@@ -288,8 +270,8 @@ def compressed(scenario: Scenario) -> Scenario:
     fixed = latency_ns(scenario, gradients)
     converting = scenario.unknowns.luck * np.where(
         _on_devices(graph),
-        _DEVICE_CONVERTS_NS_PER_BYTE * graph.moved_bytes + _DEVICE_KERNELS_NS,
-        _CPU_CONVERTS_NS_PER_BYTE * graph.moved_bytes,
+        POLICY.device_converts_ns_per_byte * graph.moved_bytes + POLICY.device_converts_ns,
+        POLICY.cpu_converts_ns_per_byte * graph.moved_bytes,
     )
     shorter = _set_lengths(scenario, fixed + (scenario.work - fixed) / 2, fixed + converting, gradients)
     return shorter.with_work(np.where(gradients, shorter.work + converting, shorter.work))
@@ -325,10 +307,10 @@ def with_ranks(scenario: Scenario, change: Change) -> Scenario:
             hint="record the job with at least two ranks",
         )
     count = ranks_wanted(change, present)
-    if count < 2 or count > _FARTHEST * present:
+    if count < 2 or count > POLICY.farthest_times * present:
         raise MissingDataError(
             f"{change}: a run of {present} ranks cannot predict {count}",
-            hint=f"from 2 to {_FARTHEST * present} ranks can be predicted",
+            hint=f"from 2 to {POLICY.farthest_times * present} ranks can be predicted",
         )
     whole = graph.is_transfer & (facts.members == present)
     if not whole.any() or (facts.members[graph.is_transfer] > present).any():
@@ -446,17 +428,17 @@ def latency_bounds_ns(graph: Graph, chosen: Bools, op: CollectiveOp) -> tuple[fl
     begin, end = counted_span(graph)
     steady = chosen & (graph.begin_ns >= begin) & (graph.begin_ns <= end) & (graph.moved_bytes > 0)
     # The set-up of a job moves other sizes, once, over connections that are not made yet.
-    steady = steady if steady.sum() >= FEW else chosen & (graph.moved_bytes > 0)
+    steady = steady if steady.sum() >= POLICY.fewest_transfers_count else chosen & (graph.moved_bytes > 0)
     sizes, times = graph.moved_bytes[steady].astype(np.float64), graph.work_ns[steady].astype(np.float64)
     if not len(times):
         times = graph.work_ns[chosen].astype(np.float64)
         return 0.0, float(np.median(times)) if len(times) else 0.0
     typical = float(of_sizes(sizes, times, 0.5).min())
-    if sizes.max() >= _SPREAD * sizes.min():
+    if sizes.max() >= POLICY.sizes_apart_times * sizes.min():
         order = np.argsort(sizes, kind="stable")
         times = np.maximum(times[order], 1.0)
         line = robust_line(sizes[order], times, np.ones(len(times)), errors_known=False, from_zero=True)
-        error = ERRORS * math.sqrt(max(line.alpha_variance, 0.0))
+        error = POLICY.standard_errors * math.sqrt(max(line.alpha_variance, 0.0))
         low, high = (float(np.clip(line.alpha_ns + side * error, 0.0, typical)) for side in (-1, 1))
         return low, high
     return 0.0, min(typical, _tiny_ns(graph, chosen, op))
@@ -467,12 +449,14 @@ def _tiny_ns(graph: Graph, chosen: Bools, op: CollectiveOp) -> float:
     if graph.facts is None:
         return math.inf
     link = np.isin(graph.kind, graph.kind[chosen]) & graph.is_transfer
-    tiny = np.flatnonzero(link & (graph.moved_bytes <= _TINY_BYTES) & (graph.work_ns > 0) & (graph.facts.members > 1))
+    tiny = np.flatnonzero(
+        link & (graph.moved_bytes <= POLICY.latency_only_bytes) & (graph.work_ns > 0) & (graph.facts.members > 1)
+    )
     if not len(tiny):
         return math.inf
     members = int(np.median(graph.facts.members[chosen]))
     hop = (graph.work_ns[tiny] / _hops(graph.facts.op[tiny], graph.facts.members[tiny])).min()
-    return _HOPS_DIFFER * float(hop) * float(_hops(int64([op]), int64([members]))[0])
+    return POLICY.hops_apart_times * float(hop) * float(_hops(int64([op]), int64([members]))[0])
 
 
 def _hops(op: Int64, members: Int64) -> Floats:

@@ -12,23 +12,13 @@ from stashtrace.analysis.intervals import Floats
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.threads import threads_without_steps
 from stashtrace.calibration.noise import student
+from stashtrace.replay.policy import POLICY
 from stashtrace.schema.trace import Trace
 
 #: Recordings of one job differ by this, however many steps they have (`benchmarks/results/whatif.md`).
 BETWEEN_RUNS = 0.03
-#: Their waits for storage differ by this: in six recordings of two jobs by 6 % and 12 % (standard deviation).
-STORAGE_BETWEEN = 0.1
-#: Neighbouring steps are similar: up to this many in a row count as one, if this many groups of them are left.
-_BLOCK_STEPS, _BLOCKS = 5, 8
-#: The scatter of fewer steps is unknown. Each is then taken to be this part of a step away from the mean: two of three
-#: recordings behind the table above scatter less.
-FEW_STEPS, _ONE_STEP = 4, 0.1
-#: A step is one of the long ones if it is this part of the longest; this many of them show a period.
-_LONG_RATIO, _FEWEST_TIMES = 0.3, 3
-#: Two standard errors on each side.
-ERRORS = 2.0
-#: This part of contention that a change makes or takes away may be wrong on either side.
-_CONTENTION_DOUBT = 0.25
+#: The scatter of fewer steps is unknown.
+FEW_STEPS = 4
 
 
 def noise_ns(means: Floats, period: int = 0) -> float:
@@ -42,7 +32,7 @@ def noise_ns(means: Floats, period: int = 0) -> float:
     """
     count, mean = len(means), float(means.mean())
     if count < FEW_STEPS:
-        error = ERRORS * _ONE_STEP * mean / math.sqrt(count)
+        error = POLICY.standard_errors * POLICY.one_step_ratio * mean / math.sqrt(count)
     else:
         of_blocks = blocks_of(means, period)
         error = student(len(of_blocks) - 1) * float(of_blocks.std(ddof=1)) / math.sqrt(len(of_blocks))
@@ -54,7 +44,7 @@ def noise_ns(means: Floats, period: int = 0) -> float:
 def blocks_of(means: Floats, period: int = 0) -> Floats:
     """Return means of blocks of neighbouring steps, which are similar; of a period, if there are two or more of it."""
     count = len(means)
-    size = period if 0 < 2 * period <= count else min(max(count // _BLOCKS, 1), _BLOCK_STEPS)
+    size = period if 0 < 2 * period <= count else min(max(count // POLICY.blocks_count, 1), POLICY.block_steps)
     blocks = count // size
     return np.asarray(means[count - blocks * size :].reshape(blocks, size).mean(axis=1))
 
@@ -64,9 +54,9 @@ def period_of(means: Floats) -> int:
 
     Another recording has as many steps of a regular delay, such as a collection of garbage every 30 steps.
     """
-    long = np.flatnonzero(means > _LONG_RATIO * means.max(initial=0.0))
+    long = np.flatnonzero(means > POLICY.long_step_ratio * means.max(initial=0.0))
     gaps = np.diff(long)
-    if len(long) < _FEWEST_TIMES or 2 * len(long) > len(means) + 1:
+    if len(long) < POLICY.period_times_count or 2 * len(long) > len(means) + 1:
         return 0
     return int(np.median(gaps)) if gaps.max() - gaps.min() <= 1 else 0
 
@@ -94,9 +84,9 @@ class Contention:
         now, then = max(self.shared_ns - self.free_ns, 0.0), max(shared_ns - free_ns, 0.0)
         growth = 1.0 if now <= 0 else then / now if then <= now else 2 - now / then
         ends = (shared_ns - missed, shared_ns - growth * missed)
-        doubt = _CONTENTION_DOUBT * abs(then - now)
+        doubt = POLICY.contention_doubt_ratio * abs(then - now)
         # Without any wait for a CPU a step still takes its work, of which a part of what looks like such waits may be.
-        floor = max(free_ns - _CONTENTION_DOUBT * max(self.measured_ns - self.free_ns, 0.0), 0.0)
+        floor = max(free_ns - POLICY.contention_doubt_ratio * max(self.measured_ns - self.free_ns, 0.0), 0.0)
         return max(min(ends) - doubt, floor), max(max(ends) + doubt, floor)
 
 

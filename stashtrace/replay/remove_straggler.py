@@ -15,22 +15,12 @@ import numpy as np
 
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Resource
 from stashtrace.analysis.intervals import Bools, Floats, Int64
+from stashtrace.replay.policy import POLICY
 from stashtrace.replay.scenario import Scenario
 from stashtrace.replay.sharing import crowded_hosts
 from stashtrace.replay.slowdown import next_transfers
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import CollectiveOp
-
-#: A transfer whose members come within this time was entered together.
-_LATE_NS = 1_000_000
-#: A thread that wakes up waits no longer than this for its turn.
-_TURN_NS = 3_000_000
-#: With more ranks than this, the median of all stands for the median of all others.
-_MANY_RANKS = 32
-#: With more cells than this of ranks, steps and collectives, what a rank does longer is taken from all of its step.
-_MOST_CELLS = 4_000_000
-#: This part of the transfers of a size waited for no thread.
-_QUICK_RATIO = 0.1
 
 
 def without_lateness(scenario: Scenario) -> Scenario:
@@ -58,7 +48,7 @@ def _woken_ns(graph: Graph) -> Floats:
     members = np.flatnonzero(graph.edge_kind == EdgeKind.MEMBER)
     source, transfers = graph.source[members], GroupBy(graph.target[members])
     entered = graph.end_ns[source] + graph.lag_ns[members]
-    is_late = transfers.max(entered) - transfers.min(entered) > _LATE_NS
+    is_late = transfers.max(entered) - transfers.min(entered) > POLICY.entered_together_ns
     late, step = transfers.values[is_late], transfers.max(graph.step[source])[is_late]
     # Transfers behind the first late one of a step find the threads awake.
     order = order_by(step, graph.begin_ns[late])
@@ -66,7 +56,7 @@ def _woken_ns(graph: Graph) -> Floats:
     for size in np.unique(graph.moved_bytes[late]).tolist():
         similar = late[graph.moved_bytes[late] == size]
         took = graph.work_ns[similar]
-        longer[similar] = np.maximum(np.quantile(took, _QUICK_RATIO) + _TURN_NS / 2 - took, 0.0)
+        longer[similar] = np.maximum(np.quantile(took, POLICY.unwaited_ratio) + POLICY.thread_turn_ns / 2 - took, 0.0)
     return longer
 
 
@@ -181,7 +171,7 @@ def of_others(amounts: Floats, median: Callable[..., Floats] = np.nanmedian) -> 
     """Return the median of the other rows for each row and column (of many rows, of all); NaN where there is none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # columns of nothing but NaN
-        if len(amounts) > _MANY_RANKS:
+        if len(amounts) > POLICY.many_ranks_count:
             return np.broadcast_to(median(amounts, axis=0), amounts.shape)
         rows = [median(np.delete(amounts, row, axis=0), axis=0) for row in range(len(amounts))]
     return np.array(rows)
@@ -243,7 +233,7 @@ def _equal_steps(
     late = _late_ns(graph, ranks.values, steps.values)
     late[:, steps.values < 0] = np.inf  # before the first step
     left = spent - np.minimum(excess, late)
-    if places is not None and (places.max() + 1) * spent.size <= _MOST_CELLS:
+    if places is not None and (places.max() + 1) * spent.size <= POLICY.most_cells_count:
         placed = (*cell, places)
         spent = GroupBy.cells(placed, (*spent.shape, int(places.max()) + 1)).sum(work[chosen])
         before, after = spent[placed], _taken_in_places(spent, left)[placed]

@@ -20,18 +20,11 @@ import numpy as np
 from stashtrace.analysis.graph import Graph, Replayed
 from stashtrace.analysis.intervals import Floats, Int64, TimeSet
 from stashtrace.calibration.noise import OF_MEAN, deviation
-from stashtrace.replay.change_lengths import FEW, LINKS, QUICK_RATIO, latency_ns
-from stashtrace.replay.prediction_intervals import ERRORS
+from stashtrace.replay.change_lengths import LINKS, latency_ns
+from stashtrace.replay.policy import POLICY
 from stashtrace.replay.scenario import Links, Scenario, Unknowns, counted_span, whole_ns
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import StallKind
-
-#: Transfers with the most company are compared with those with the least: this part of the range at either end.
-_ENDS_RATIO = 1 / 3
-#: Sharing must make the former slower by at least this factor (as a logarithm), else they show nothing.
-_LEAST_SLOWER = 0.2
-#: Two medians of one kind of transfer differ by this without a reason.
-_CHANCE = 0.02
 
 
 class Verdict(IntEnum):
@@ -83,11 +76,15 @@ def verdict(graph: Graph, kind: StallKind) -> Verdict:
     if not len(nodes):
         return Verdict.UNKNOWN
     sorts = _sorts(graph, nodes)
-    company = _company(graph, links, nodes, fixed, _quantiles(moving[nodes], sorts, QUICK_RATIO))
+    company = _company(graph, links, nodes, fixed, _quantiles(moving[nodes], sorts, POLICY.quick_transfers_ratio))
     took, slower = np.log(moving[nodes]), np.log(moving[nodes] / alone[nodes])
     # Groups may get unequal parts of a link, so each is compared with itself if its transfers differ in company.
     for similar in (GroupBy(sorts.number, graph.facts.queue[nodes]), sorts):
-        slower_by = [_slower_by(took[rows], slower[rows], company[rows]) for rows in similar if len(rows) >= 2 * FEW]
+        slower_by = [
+            _slower_by(took[rows], slower[rows], company[rows])
+            for rows in similar
+            if len(rows) >= 2 * POLICY.fewest_transfers_count
+        ]
         known = [rows for rows in slower_by if rows is not None]
         if known:
             break
@@ -95,7 +92,10 @@ def verdict(graph: Graph, kind: StallKind) -> Verdict:
         return Verdict.UNKNOWN
     share, error = np.array(known).T
     weight = 1 / error**2
-    mean, error_of_mean = float((share * weight).sum() / weight.sum()), ERRORS / math.sqrt(float(weight.sum()))
+    mean, error_of_mean = (
+        float((share * weight).sum() / weight.sum()),
+        POLICY.standard_errors / math.sqrt(float(weight.sum())),
+    )
     if mean - error_of_mean > 1 / 2:
         return Verdict.SHARED
     return Verdict.APART if mean + error_of_mean < 1 / 2 else Verdict.UNKNOWN
@@ -116,14 +116,14 @@ def _quantiles(values: Int64, sorts: GroupBy, ratio: float) -> Floats:
 def _slower_by(took: Floats, slower: Floats, company: Floats) -> tuple[float, float] | None:
     """Return how much slower transfers of one sort were in company, relative to a shared link, and its error."""
     low, high = float(company.min()), float(company.max())
-    away = _ENDS_RATIO * (high - low)
+    away = POLICY.company_ends_ratio * (high - low)
     among, apart = company >= high - away, company <= low + away
-    if min(among.sum(), apart.sum()) < FEW:
+    if min(among.sum(), apart.sum()) < POLICY.fewest_transfers_count:
         return None
     expected = float(np.median(slower[among]) - np.median(slower[apart]))
-    if expected < _LEAST_SLOWER:
+    if expected < POLICY.least_slower_log:
         return None
-    variance = _CHANCE**2
+    variance = POLICY.by_chance_ratio**2
     for chosen in (among, apart):
         variance += (OF_MEAN * deviation(took[chosen])) ** 2 / int(chosen.sum())
     return float(np.median(took[among]) - np.median(took[apart])) / expected, math.sqrt(variance) / expected
@@ -199,12 +199,6 @@ def moving_ns(scenario: Scenario) -> Int64:
     return whole_ns(np.where(scenario.links.users, np.maximum(scenario.work - fixed, 0), 0.0))
 
 
-#: Other processes that use less than this of a CPU slow nothing down.
-_USED_BY_OTHERS = 0.25
-#: What a job does outside its nodes never takes more of the CPUs that are left for these.
-_LEAST_LEFT = 0.25
-
-
 def crowded_hosts(
     graph: Graph,
     workers: Callable[[int], float] = float,
@@ -230,8 +224,8 @@ def crowded_hosts(
         host: cpus - (pace - 1) * facts.cpus_outside_nodes.get(host, 0.0)
         for host, cpus in cpus_left(graph, apart).items()
     }
-    left = {host: max(cpus, _LEAST_LEFT * facts.cpus[host]) for host, cpus in left.items()}
-    return {host: cpus for host, cpus in left.items() if 0 < cpus < wanted.get(host, 0.0) - _USED_BY_OTHERS}
+    left = {host: max(cpus, POLICY.least_left_ratio * facts.cpus[host]) for host, cpus in left.items()}
+    return {host: cpus for host, cpus in left.items() if 0 < cpus < wanted.get(host, 0.0) - POLICY.used_by_others_cpus}
 
 
 def cpus_left(graph: Graph, apart: float) -> dict[str, float]:

@@ -26,6 +26,7 @@ import numpy as np
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Replayed, Resource, build
 from stashtrace.analysis.intervals import Bools, Floats, Int64, int64
 from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.replay.policy import POLICY
 from stashtrace.schema import columns as col
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import StallKind
@@ -54,14 +55,8 @@ SLOWDOWN = col.schema(
 )
 
 
-#: At most this many causes of each kind are replayed: those whose work exceeds that of their peers most.
-_MOST_CAUSES = 64
-#: The slowest ranks are this part of all, as in the study.
-_SLOWEST_RATIO = 0.03
 #: Both sides of a message are one cause.
 _SIDES = ("-send", "-recv")
-#: A job that loses less than this part of its step has no causes.
-_LOST_RATIO = 1e-3
 #: Positions of columns in a row.
 _SLOWDOWN, _RECOVERED = SLOWDOWN.names.index("slowdown_ratio"), SLOWDOWN.names.index("recovered_ratio")
 
@@ -179,7 +174,7 @@ class Ideal:
     def recovered_ratio(self, fixed_step_ns: float) -> float:
         """Return the part of the lost time that a step of this length recovers; -1 if nothing is lost."""
         lost = self.step_ns - self.ideal_step_ns
-        return (self.step_ns - fixed_step_ns) / lost if lost > _LOST_RATIO * self.step_ns else -1.0
+        return (self.step_ns - fixed_step_ns) / lost if lost > POLICY.least_lost_ratio * self.step_ns else -1.0
 
     @cached_property
     def _counted_nodes(self) -> Bools:
@@ -279,7 +274,7 @@ def _rows(whole: Ideal, asked: Sequence[Cause]) -> list[tuple[Any, ...]]:
     ]
     by_rank = [row for row in of_causes if row[0] == "rank"]
     if len(by_rank) > 1:
-        count = math.ceil(_SLOWEST_RATIO * len(np.unique(graph.rank[graph.rank >= 0])))
+        count = math.ceil(POLICY.slowest_ranks_ratio * len(np.unique(graph.rank[graph.rank >= 0])))
         slowest = sorted(by_rank, key=lambda row: -row[_SLOWDOWN])[:count]
         together = ranks_together(graph, sorted(int(row[1]) for row in slowest))
         of_causes.append(
@@ -317,8 +312,10 @@ def causes(whole: Ideal) -> list[Cause]:
 
 def _largest(whole: Ideal, candidates: Iterable[tuple[str, str, Bools]]) -> list[Cause]:
     all_causes = [Cause(*candidate) for candidate in candidates]
-    if len(all_causes) > _MOST_CAUSES:
-        all_causes = sorted(all_causes, key=lambda cause: -whole.excess_ns(cause.chosen))[:_MOST_CAUSES]
+    if len(all_causes) > POLICY.replayed_causes_count:
+        all_causes = sorted(all_causes, key=lambda cause: -whole.excess_ns(cause.chosen))[
+            : POLICY.replayed_causes_count
+        ]
     return all_causes
 
 

@@ -25,7 +25,8 @@ from stashtrace.replay.communication.buckets import Buckets, regrouped
 from stashtrace.replay.loaders import loader_options
 from stashtrace.replay.loaders.slow_worker import require_slow_worker, without_slow_workers, workers_differ
 from stashtrace.replay.loaders.worker_count import known_loaders, with_own_batches_apart, with_workers, workers_to_try
-from stashtrace.replay.prediction_intervals import BETWEEN_RUNS, STORAGE_BETWEEN, Contention, noise_ns, period_of
+from stashtrace.replay.policy import POLICY
+from stashtrace.replay.prediction_intervals import BETWEEN_RUNS, Contention, noise_ns, period_of
 from stashtrace.replay.remove_straggler import without_lateness
 from stashtrace.replay.replayed_budget import step_budget
 from stashtrace.replay.scenario import Links, Scenario, Unknowns
@@ -42,10 +43,6 @@ from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import words_of
 
-#: Changes are not predicted from a replay with a larger error, or with more time that no edge explains.
-MOST_ERROR_RATIO, MOST_GAP_RATIO = 0.06, 0.05
-#: A single change is listed if it saves at least this part of the step.
-_WORTH_SAVING = 0.005
 #: Single changes that are tried, besides those of links and of the size of buckets.
 _SINGLE = (
     "compute=x0.5",
@@ -63,20 +60,8 @@ _SINGLE = (
     "slow_worker=0",
     "in_order=false",
 )
-#: To this the part is found of what runs apart from the nodes.
-_APART_PRECISION = 0.125
-#: Of the steps, by their length, those up to this part are quick ones.
-_QUICK_QUANTILE = 0.25
-#: Of several numbers of workers the least is taken whose step is at most this part of the run's step longer than that
-#: of the best number.
-_ALIKE_RATIO = 0.02
 #: Columns of the budget in which a rank waits for others; its own work is known better.
 _WAITS = ("data", "link", "late", "copy", "host")
-#: Stalls below this part of the step are not a bottleneck.
-_WORTH_NAMING = 0.03
-#: Where a change makes transfers lose more or less time to others on their links, this part of the difference is in
-#: doubt, but no more than this part of the step.
-_COMPANY_DOUBT, _MOST_DOUBT = 0.15, 0.08
 #: Longest sum of all work, a hundred years: it fits 64 bits with what it is added to.
 _LONGEST_NS = 3.2e18
 
@@ -111,7 +96,7 @@ class Answer:
     @property
     def is_reliable(self) -> bool:
         """Whether the replay of the unchanged run is good enough to predict changes from it."""
-        return self.error_ratio <= MOST_ERROR_RATIO and self.gap_ratio <= MOST_GAP_RATIO
+        return self.error_ratio <= POLICY.most_error_ratio and self.gap_ratio <= POLICY.most_gap_ratio
 
     @property
     def middle_ns(self) -> float:
@@ -134,7 +119,7 @@ class Answer:
         """Largest stall with the changes, or ``compute``."""
         stalls = {name: ns for name, ns in self.after_ns.items() if name != "compute" and ns > 0}
         worst = max(stalls, key=stalls.__getitem__, default="compute")
-        return worst if stalls.get(worst, 0.0) > _WORTH_NAMING * self.high_ns else "compute"
+        return worst if stalls.get(worst, 0.0) > POLICY.bottleneck_ratio * self.high_ns else "compute"
 
     @property
     def error_ratio(self) -> float:
@@ -272,7 +257,7 @@ class ReplayedRun:
         self.steps: Int64 = np.unique(graph.ends_step[self.counted])
         #: Length of each counted step, mean of its ranks.
         self.steps_ns: Floats = self._means_of(measured[self.counted])
-        self._quick_ns = min(self.measured_ns, float(np.quantile(self.steps_ns, _QUICK_QUANTILE)))
+        self._quick_ns = min(self.measured_ns, float(np.quantile(self.steps_ns, POLICY.quick_steps_quantile)))
         self.unchanged = graph.replay()
         self._shared: dict[frozenset[str], tuple[Replayed, Contention]] = {}
         self._alone: dict[tuple[frozenset[StallKind], float], Graph] = {}
@@ -317,7 +302,7 @@ class ReplayedRun:
             make() if unsaid is None else guarded(f"what {change} would save", make, unsaid.append)
             for change, make in predictions.items()
         ]
-        worth = [a for a in answers if a is not None and a.low_ns <= (1 - _WORTH_SAVING) * a.replayed_ns]
+        worth = [a for a in answers if a is not None and a.low_ns <= (1 - POLICY.worth_saving_ratio) * a.replayed_ns]
         return sorted(worth, key=lambda a: a.low_ns + a.high_ns)
 
     def _answer_if_known(self, change: Change) -> Answer | None:
@@ -331,7 +316,9 @@ class ReplayedRun:
             with contextlib.suppress(MissingDataError):  # it would divide messages whose gradients are unknown
                 answers.append(self.answer((Change(BUCKET, size),), buckets))
         best = min(answers, key=lambda a: a.low_ns + a.high_ns, default=None)
-        worth = best is not None and best.low_ns + best.high_ns <= 2 * (1 - _WORTH_SAVING) * best.replayed_ns
+        worth = (
+            best is not None and best.low_ns + best.high_ns <= 2 * (1 - POLICY.worth_saving_ratio) * best.replayed_ns
+        )
         return best if worth else None
 
     def best_workers(self, most: float = math.inf) -> Answer | None:
@@ -340,7 +327,10 @@ class ReplayedRun:
         for change in workers_to_try(self.graph, most):
             with contextlib.suppress(MissingDataError):
                 answer = self.answer((change,))
-                if best is not None and answer.middle_ns > best.middle_ns - _ALIKE_RATIO * answer.replayed_ns:
+                if (
+                    best is not None
+                    and answer.middle_ns > best.middle_ns - POLICY.workers_suffice_ratio * answer.replayed_ns
+                ):
                     break  # still more workers do what these do
                 best = answer
         return best
@@ -467,7 +457,7 @@ class ReplayedRun:
         low, high = 0.0, 1.0
         if takes_too_long(high):
             return high
-        while high - low > _APART_PRECISION:
+        while high - low > POLICY.apart_precision_ratio:
             middle = (low + high) / 2
             low, high = (middle, high) if takes_too_long(middle) else (low, middle)
         return high
@@ -581,7 +571,7 @@ class ReplayedRun:
             return 0.0
         lost = self._unchanged_ns - self._mean(self.graph, scenario.run.replay())
         loses = mean_ns - self._mean(scenario.graph, scenario.replay())
-        return min(_COMPANY_DOUBT * abs(loses - lost), _MOST_DOUBT * mean_ns)
+        return min(POLICY.company_doubt_ratio * abs(loses - lost), POLICY.most_doubt_ratio * mean_ns)
 
     def _missed_ns(self, scenario: Scenario) -> float:
         """Return by how much the unchanged run is longer than its replay with these links."""
@@ -640,7 +630,7 @@ class ReplayedRun:
         """Return how much longer steps are if storage is slower in another recording."""
         longest = 0.0
         for scenario, now_ns in zip(scenarios, step_ns, strict=True):
-            slower = scenario.with_storage(1 + STORAGE_BETWEEN)
+            slower = scenario.with_storage(1 + POLICY.storage_between_ratio)
             if (slower.work != scenario.work).any():
                 longest = max(longest, self._mean(scenario.graph, replayed(slower)) - now_ns)
         return longest

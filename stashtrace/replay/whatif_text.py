@@ -15,7 +15,7 @@ from stashtrace.analysis.findings.claim_rows import tables_of
 from stashtrace.analysis.graph import PipelineGraph
 from stashtrace.analysis.graph.node_names import LATER
 from stashtrace.analysis.steps.steps import steps
-from stashtrace.replay.whatif import MOST_ERROR_RATIO, MOST_GAP_RATIO
+from stashtrace.replay.policy import POLICY
 from stashtrace.schema.stall_kinds import COLUMN_OF, words_of
 from stashtrace.summary.words import claim_text, evidence_texts, findings_of
 from stashtrace.text.prose import wrap
@@ -34,14 +34,7 @@ if TYPE_CHECKING:
 WORTH_SHARING = 1.03
 #: Causes that may be named, the smallest first.
 _SINGLE = ("rank", "stage", "replica")
-#: A cause is named if it alone causes this part of the loss. The smallest one is named that causes nearly what
-#: the largest: at least this part of it.
-_MUCH, _NEARLY = 0.3, 0.95
-#: Parts of a step that are worth a row of the budget, and a sentence.
-_WORTH_A_ROW, _WORTH_A_LINE = 0.005, 0.1
 _WIDTH = 79
-#: A smaller saving counts as none.
-_NOTHING = 0.0005
 
 
 def limit_lines(trace: Trace, graph: Graph) -> list[str]:
@@ -128,19 +121,23 @@ def _step_time(run: Answer, step: StepTime | None) -> list[str]:
 
 def unreliable(run: Answer) -> str:
     """Return why nothing is predicted from a run that is not reliable."""
-    if run.error_ratio > MOST_ERROR_RATIO:
-        return f"its replay is off by {percent_text(run.error_ratio)}, more than {percent_text(MOST_ERROR_RATIO)}"
-    return f"{percent_text(run.gap_ratio)} of a step has no known cause, more than {percent_text(MOST_GAP_RATIO)}"
+    if run.error_ratio > POLICY.most_error_ratio:
+        return (
+            f"its replay is off by {percent_text(run.error_ratio)}, more than {percent_text(POLICY.most_error_ratio)}"
+        )
+    return (
+        f"{percent_text(run.gap_ratio)} of a step has no known cause, more than {percent_text(POLICY.most_gap_ratio)}"
+    )
 
 
 def _name_sleeping_time(run: Answer, answers: Sequence[Answer]) -> list[str]:
     """Name time asleep or blocked, and the change that removes most of it."""
     idle = run.before_ns["other"]
-    if idle < _WORTH_A_LINE * run.measured_ns:
+    if idle < POLICY.sentence_ratio * run.measured_ns:
         return []
     gone = max((idle - answer.after_ns["other"] for answer in answers), default=0.0)
     remedy = "no change above makes that shorter"
-    if gone >= _WORTH_A_LINE * idle:
+    if gone >= POLICY.sentence_ratio * idle:
         best = max(answers, key=lambda answer: idle - answer.after_ns["other"])
         remedy = f"{best.changes[0]} removes {duration_text(gone)} of that, the most of any change"
     text = f"on average a rank is asleep or blocked for {duration_text(idle)} of a step: {remedy}"
@@ -167,12 +164,12 @@ def slowdown_lines(table: Table, run: Answer) -> list[str]:
         f"with the work shared evenly among all ranks, a step (from the first rank's begin to the last one's end) would"
         f" take {then} instead of {now}: the job is {whole['slowdown_ratio']:.2f} times slower than that"
     )
-    single = [row for row in rows if row["cause"] in _SINGLE and row["recovered_ratio"] >= _MUCH]
+    single = [row for row in rows if row["cause"] in _SINGLE and row["recovered_ratio"] >= POLICY.cause_alone_ratio]
     if not single:
-        who = f"no rank, stage or replica alone causes {percent_text(_MUCH)} of the loss or more"
+        who = f"no rank, stage or replica alone causes {percent_text(POLICY.cause_alone_ratio)} of the loss or more"
         return ["", *_wrap(f"{text}; {who}")]
     most = max(row["recovered_ratio"] for row in single)
-    nearly = (row for row in single if row["recovered_ratio"] >= _NEARLY * most)
+    nearly = (row for row in single if row["recovered_ratio"] >= POLICY.cause_nearly_ratio * most)
     cause = min(nearly, key=lambda row: _SINGLE.index(row["cause"]))
     part = percent_text(min(cause["recovered_ratio"], 1.0))
     return ["", *_wrap(f"{text}; {cause['cause']} {cause['name']} alone causes {part} of the loss")]
@@ -188,7 +185,7 @@ def _cells(answer: Answer) -> tuple[str, ...]:
 
 def _saving(ratio: float) -> str:
     """Write a share; one that rounds to 0 has no sign."""
-    return percent_text(ratio if abs(ratio) >= _NOTHING else 0.0)
+    return percent_text(ratio if abs(ratio) >= POLICY.no_saving_ratio else 0.0)
 
 
 def _budget(answer: Answer) -> list[str]:
@@ -197,7 +194,7 @@ def _budget(answer: Answer) -> list[str]:
     rows = [
         (name, before, answer.after_ns[name])
         for name, before in answer.before_ns.items()
-        if max(before, answer.after_ns[name]) >= _WORTH_A_ROW * answer.measured_ns
+        if max(before, answer.after_ns[name]) >= POLICY.row_ratio * answer.measured_ns
     ]
     rows.append(("step", answer.replayed_ns, answer.high_ns))
     lines = ["", "  mean of all ranks" + "now".rjust(12) + then.rjust(16)]
@@ -219,7 +216,7 @@ def _remarks(answer: Answer) -> list[str]:
     columns = {COLUMN_OF.get(change.quantity, "") for change in answer.changes}
     own_ns = sum(answer.before_ns.get(column, 0.0) for column in columns)
     saved_ns = answer.replayed_ns - answer.low_ns
-    if "" not in columns and saved_ns > (1 + _WORTH_A_LINE) * own_ns:
+    if "" not in columns and saved_ns > (1 + POLICY.sentence_ratio) * own_ns:
         names, saved = " and ".join(sorted(columns)), duration_text(saved_ns)
         lines.append(
             f"up to {saved} of a step are saved, more than {names} takes on average over the ranks: waits for it get"
@@ -228,10 +225,6 @@ def _remarks(answer: Answer) -> list[str]:
     return [line for text in lines for line in ("", *_wrap(text))]
 
 
-#: Groups that a sentence names, and the share below which one is not worth a name.
-_MOST_NAMES, _WORTH_NAMING = 3, 0.01
-#: Share of its kind from which a rank or an operation is named alone; share of steps above which an order is usual.
-_MAJORITY = 0.5
 #: A space at which no line ends.
 _KEPT = "\u00a0"
 #: Groups that are not a kind of stall.
@@ -287,7 +280,7 @@ def critical_sentence(path: CriticalPath) -> str:
 def _sentence(path: CriticalPath, kept: str = " ") -> str:
     """Return the sentence; ``kept`` is the space between words that stay on one line."""
     shares = path.shares
-    found = groups(shares)[:_MOST_NAMES]
+    found = groups(shares)[: POLICY.named_groups_count]
     if not found:
         return ""
     order = usual_order(path, found)
@@ -297,7 +290,7 @@ def _sentence(path: CriticalPath, kept: str = " ") -> str:
     text = f"critical path: {joint.join(parts)}"
     counted = path.stretches.take(np.isin(path.stretches["step"], path.counted_steps))
     doubt = float((counted["held_ns"] * counted["ambiguous"]).sum()) / max(float(counted["held_ns"].sum()), 1.0)
-    if doubt < _WORTH_NAMING:
+    if doubt < POLICY.named_group_ratio:
         return text
     rival = _rival(path).replace(" ", kept)
     share = percent_text(doubt).replace(" ", kept)
@@ -319,12 +312,12 @@ def groups(shares: Table) -> list[Group]:
             values, at = np.unique(mine["name" if is_transfer else "rank"], return_inverse=True)
             parts = np.bincount(at, mine["held_ns"] / total_ns)
             whole = float(parts.sum())
-            if parts.max() < _MAJORITY * whole:
+            if parts.max() < POLICY.majority_ratio * whole:
                 found.append(Group(whole, kind, is_transfer, ranks_count=0 if is_transfer else len(values)))
                 continue
             for who, part in zip(values.tolist(), parts.tolist(), strict=True):
                 found.append(Group(part, kind, True, name=who) if is_transfer else Group(part, kind, False, rank=who))
-    found = [each for each in found if each.share_ratio >= _WORTH_NAMING]
+    found = [each for each in found if each.share_ratio >= POLICY.named_group_ratio]
     return sorted(found, key=lambda each: (-each.share_ratio, str(each)))
 
 
@@ -344,7 +337,7 @@ def usual_order(path: CriticalPath, found: list[Group]) -> list[int] | None:
         if len(present) == len(found):
             seen[tuple(sorted(present, key=lambda at: begins[at][step]))] += 1
     order, count = max(seen.items(), key=lambda item: item[1], default=((), 0))
-    return list(order) if count > _MAJORITY * len(path.counted_steps) else None
+    return list(order) if count > POLICY.majority_ratio * len(path.counted_steps) else None
 
 
 def _kinds(table: Table) -> npt.NDArray[np.str_]:

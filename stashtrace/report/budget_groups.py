@@ -9,17 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Floats, Int64
+from stashtrace.report.policy import POLICY
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.text.units import ranks_in, ranks_text
-
-#: Ranks are similar if no column differs by more than this part of the step, nor their steps by this part of a step.
-ALIKE_RATIO = 0.05
-#: More groups are not distinguished: the ranks that are left become one group that is called mixed.
-GROUPS_AT_MOST = 8
-#: Budgets of more ranks are in the document by group only.
-RANKS_AT_MOST = 2048
 
 
 def budget_groups(budgets: Table) -> list[dict[str, Any]]:
@@ -88,11 +82,11 @@ def similar_rows(values: Floats) -> list[tuple[Int64, bool]]:
 
     The first group is around the median of all rows, the next one around the median of what is left; where no row is
     near that median, the first row that is left is the middle. The largest group comes first. ``mixed`` marks the rows
-    that are left after :data:`GROUPS_AT_MOST` groups and need not be similar.
+    that are left after ``POLICY.groups_count`` groups and need not be similar.
     """
     left = np.arange(len(values))
     groups: list[tuple[Int64, bool]] = []
-    while len(left) and len(groups) < GROUPS_AT_MOST - 1:
+    while len(left) and len(groups) < POLICY.groups_count - 1:
         near = _near(values[left], np.median(values[left], axis=0))
         if not near.any():
             near = _near(values[left], values[left[0]])
@@ -105,7 +99,7 @@ def similar_rows(values: Floats) -> list[tuple[Int64, bool]]:
 
 
 def _near(values: Floats, middle: Floats) -> npt.NDArray[np.bool_]:
-    return np.asarray(np.abs(values - middle).max(axis=1) <= ALIKE_RATIO, dtype=np.bool_)
+    return np.asarray(np.abs(values - middle).max(axis=1) <= POLICY.similar_ranks_ratio, dtype=np.bool_)
 
 
 def percents(ratios: list[float]) -> list[str]:
@@ -133,7 +127,7 @@ def rank_columns(budgets: Table) -> dict[str, Any] | None:
         return None
     of_kind = budgets.take(budgets["step_kind"] == budgets["step_kind"][0])
     ranks, sums = _matrices(of_kind)
-    if len(ranks) > RANKS_AT_MOST:
+    if len(ranks) > POLICY.ranks_listed_count:
         return None
     by_rank = GroupBy(of_kind["rank"])
     steps = by_rank.max(of_kind["steps_count"])

@@ -22,6 +22,7 @@ from stashtrace.analysis.stalls.rows_by_thread import READ_OPS, TraceIndex
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.analysis.stragglers.late import late
 from stashtrace.errors import MissingDataError
+from stashtrace.report.policy import POLICY
 from stashtrace.report.wait_text import wait_text
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import IO_WAITED, BatchPhase, StallKind
@@ -29,17 +30,6 @@ from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.text.units import bytes_text, duration_text, percent_text, ranks_in
-
-#: Cut-outs of waits in collectives, rows of the table of waits, and rows of ``late`` that both are chosen from.
-CUT_OUTS, LISTED, EXAMINED = 4, 20, 100
-#: Ranks that waited which a cut-out shows: those that waited longest.
-VICTIMS = 3
-#: Lengths of the wait that a cut-out shows before it begins and after the late rank has come.
-_BEFORE, _AFTER = 5, 2
-#: A step's wait for batches has a cut-out from this share of the step on.
-_DATA_RATIO = 0.03
-#: Waits that cost less than this part of the costliest one are not listed.
-_WORTH_DIVISOR = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +56,13 @@ def costliest_waits(trace: Trace, steps: Table, stalls: Table) -> dict[str, Any]
     """
     run = _Run(trace, TraceIndex(trace), {thread.rank: thread for thread in step_threads(trace)}, steps)
     try:
-        table = late(trace, top=EXAMINED)
+        table = late(trace, top=POLICY.examined_waits_count)
     except MissingDataError:
         rows, cut_outs, listed, count = [], [], [], 0
     else:
         table = _worth_showing(table, steps)
         rows, count = _representative(table), len(table)
-        listed = [_row(table, at) for at in range(min(count, LISTED))]
+        listed = [_row(table, at) for at in range(min(count, POLICY.listed_waits_count))]
         cut_outs = _collective_cut_outs(run, table, rows)
     shown = {(cut["late_rank"], cut["step"]) for cut in cut_outs if cut["cause_kind"] in COLUMNS["data"]}
     most_ns = max((row["total_wait_ns"] for row in listed if row["method"] != "hung"), default=0)
@@ -81,7 +71,7 @@ def costliest_waits(trace: Trace, steps: Table, stalls: Table) -> dict[str, Any]
         "cut_outs": [*cut_outs, *([batch] if batch else [])],
         "listed": listed,
         "kept_count": count,
-        "examined_at_most": EXAMINED,
+        "examined_at_most": POLICY.examined_waits_count,
     }
 
 
@@ -101,7 +91,7 @@ def _worth_showing(table: Table, steps: Table) -> Table:
     inside = hung | np.isin(table["step"], steps["step"])
     table = table.take(inside) if inside.any() else table
     cost, hung = table["total_wait_ns"], table["method"] == "hung"
-    return table.take(hung | (cost * _WORTH_DIVISOR >= cost[~hung].max(initial=0)))
+    return table.take(hung | (cost * POLICY.worth_divisor >= cost[~hung].max(initial=0)))
 
 
 def _representative(table: Table) -> list[int]:
@@ -110,7 +100,7 @@ def _representative(table: Table) -> list[int]:
     keys = ("communicator", "late_rank", "cause_kind", "cause_worker_id", "cause_name")
     for at, key in enumerate(zip(*(table[name].tolist() for name in keys), strict=True)):
         seen.setdefault(key, at)
-    return list(seen.values())[:CUT_OUTS]
+    return list(seen.values())[: POLICY.cut_outs_count]
 
 
 def _collective_cut_outs(run: _Run, table: Table, rows: Iterable[int]) -> list[dict[str, Any]]:
@@ -132,7 +122,7 @@ def _collective_cut_out(run: _Run, row: dict[str, Any], times: Table, keys: Tabl
     late_rank, wait = row["late_rank"], max(int(of_all["wait_ns"].max()), 1)
     entered = {rank: (begin, end) for rank, begin, end in zip(*(of_all[c].tolist() for c in _TIMES), strict=True)}
     others = (set(ranks_in(row["waiting_ranks"])) & set(run.threads)) - {late_rank}
-    waiting = [rank for rank in of_all["rank"].tolist() if rank in others][:VICTIMS]
+    waiting = [rank for rank in of_all["rank"].tolist() if rank in others][: POLICY.waiting_ranks_count]
     first = int(of_all["begin_ns"].min())
     came = entered[late_rank][0] if late_rank in entered else first + wait
     step = run.step(late_rank, row["step"])
@@ -140,9 +130,9 @@ def _collective_cut_out(run: _Run, row: dict[str, Any], times: Table, keys: Tabl
     # too small to see.
     earliest = min(step[0] if step else first, first - wait // 10, came - max(row["cause_ns"], 0) - wait // 10)
     # Where clocks of hosts do not agree, a wait may lie before the begin of the processes.
-    begin = max(earliest, first - _BEFORE * wait, min(run.trace.origin_ns, first))
+    begin = max(earliest, first - POLICY.before_wait_times * wait, min(run.trace.origin_ns, first))
     last = max(end for _, end in entered.values())
-    window = Window(begin, max(min(last, came + _AFTER * wait), came + 1))
+    window = Window(begin, max(min(last, came + POLICY.after_wait_times * wait), came + 1))
     lanes: list[dict[str, Any]] = []
     if late_rank in run.threads:
         lanes += _source_lanes(run, row, window)
@@ -249,9 +239,9 @@ def _batch_cut_out(run: _Run, stalls: Table, shown: set[tuple[int, int]], costli
     worst = int(spent.argmax())
     rank, number = int(each.keys[0][worst]), int(each.keys[1][worst])
     whole = run.step(rank, number)
-    if whole is None or (rank, number) in shown or spent[worst] < _DATA_RATIO * (whole[1] - whole[0]):
+    if whole is None or (rank, number) in shown or spent[worst] < POLICY.batch_wait_ratio * (whole[1] - whole[0]):
         return None
-    if spent[worst] * _WORTH_DIVISOR < costliest_ns:
+    if spent[worst] * POLICY.worth_divisor < costliest_ns:
         return None
     thread = run.threads[rank]
     waits = batch_waits(run.index, thread)
@@ -304,14 +294,6 @@ def _made_from(run: _Run, process: int, begin_ns: int, made_ns: int) -> int:
     rows = run.index.fetches_by_process.rows(process)
     made = rows[fetches["end_ns"][rows] == made_ns]
     return min(int(fetches["begin_ns"][made].min(initial=begin_ns)), begin_ns)
-
-
-#: A piece shorter than this part of the window is less than a pixel wide: it is counted, not drawn.
-_SHORT_DIVISOR = 1000
-#: Pieces of one kind closer than this part of the window are drawn as one.
-_CLOSE_DIVISOR = 500
-#: Bound of the pieces of a lane; the longest ones stay.
-_PIECES_AT_MOST = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,20 +401,20 @@ def _rows_in_window(table: Table, window: Window) -> Table:
 def _lane(
     role: str, label: str, name: str, pieces: _Pieces, kinds: list[str], window: Window, rank: int = -1
 ) -> dict[str, Any]:
-    """Return a lane with at most :data:`_PIECES_AT_MOST` pieces, clipped to the window and sorted by begin.
+    """Return a lane with at most ``POLICY.pieces_count`` pieces, clipped to the window and sorted by begin.
 
     ``hidden_count`` pieces were too short to draw, ``close_ns`` is the gap below which neighbours are one.
     """
-    close = max(window.length_ns // _CLOSE_DIVISOR, 1)
+    close = max(window.length_ns // POLICY.close_divisor, 1)
     short = 0
     if rank >= 0:  # its pieces leave no gaps: what is too short to draw must not part its neighbours
-        long = pieces.length_in(window) * _SHORT_DIVISOR >= window.length_ns
+        long = pieces.length_in(window) * POLICY.short_divisor >= window.length_ns
         short = int(np.count_nonzero(~long))
         pieces = _Pieces(pieces.begin[long], pieces.end[long], pieces.kind[long], pieces.rows[long])
     joined = _join_neighbours(pieces, window, close, across=rank < 0)
     length = joined.length_in(window)
-    visible = np.flatnonzero(length * _SHORT_DIVISOR >= window.length_ns)
-    chosen = visible[np.argsort(-length[visible], kind="stable")[:_PIECES_AT_MOST]]
+    visible = np.flatnonzero(length * POLICY.short_divisor >= window.length_ns)
+    chosen = visible[np.argsort(-length[visible], kind="stable")[: POLICY.pieces_count]]
     chosen = chosen[np.argsort(joined.begin[chosen], kind="stable")]
     listed = [
         {

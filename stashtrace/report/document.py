@@ -29,9 +29,10 @@ from stashtrace.errors import ForeignCalibrationWarning, MissingDataError, guard
 from stashtrace.record.directory import read_run_file
 from stashtrace.record.gpu.inventory import inventories_of, inventory_lines
 from stashtrace.replay.causes import what_to_do_first
-from stashtrace.report.budget_groups import ALIKE_RATIO, budget_groups, rank_columns, ranks_apart
+from stashtrace.report.budget_groups import budget_groups, rank_columns, ranks_apart
 from stashtrace.report.costliest_waits import costliest_waits
 from stashtrace.report.page.flame_graphs import costliest_lines, flame_graphs
+from stashtrace.report.policy import POLICY
 from stashtrace.report.steps_over_time import heat_maps, slow_steps, step_curve
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace, run_facts
@@ -46,8 +47,6 @@ T = TypeVar("T")
 
 #: Counts up when a program that reads the document has to change.
 VERSION = 1
-#: A longer list of ranks in a command would select most of a large run: the command then shows all of them.
-_RANKS_AT_MOST = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ class Commands:
         if end_ns > begin_ns:
             words += ["--window", self.window(begin_ns, end_ns)]
         chosen = sorted(set(ranks))
-        if 0 < len(chosen) <= _RANKS_AT_MOST:
+        if 0 < len(chosen) <= POLICY.ranks_of_command_count:
             words += ["--ranks", ranks_text(chosen)]
         return shlex.join(words) if len(self.shown) == 1 else " ".join(words)
 
@@ -227,7 +226,7 @@ def _budget(facts: RunFacts, tables: Summary) -> dict[str, Any]:
 def _no_budget(facts: RunFacts, line: str) -> dict[str, Any]:
     """Return what stands for a budget that could not be made."""
     counts = {part.step_kind: part.steps_count for part in (facts, *facts.others)}
-    known = {"missing": line, "hint": "", "alike_ratio": ALIKE_RATIO, "steps_counts": counts}
+    known = {"missing": line, "hint": "", "alike_ratio": POLICY.similar_ranks_ratio, "steps_counts": counts}
     return {**known, "warmup_count": facts.warmup_count, "methods": [], "groups": [], "by_rank": []}
 
 
@@ -287,10 +286,6 @@ def _count_from(made: dict[str, Any], origin_ns: int) -> None:
                 part[name] -= origin_ns
 
 
-#: Rows of each table: those whose transfers took longest together.
-LISTED = 12
-
-
 def link_facts(trace: Trace, calibration: str | None = None) -> dict[str, Any]:
     """Return what is known of the links of a run, compared with a calibration or with the one in the run directory.
 
@@ -307,7 +302,7 @@ def link_facts(trace: Trace, calibration: str | None = None) -> dict[str, Any]:
     except MissingDataError as error:
         return no_links(str(error), error.hint or "")
     order = np.argsort(-(table["calls_count"] * table["transfer_ns"]), kind="stable")
-    rows = list(table.take(order[:LISTED]).rows())
+    rows = list(table.take(order[: POLICY.listed_transfers_count]).rows())
     for row in rows:
         row["best_bus_bytes_per_s"] = _best(best, row)
     times = collective_rows(trace)
@@ -339,7 +334,7 @@ def _best(table: Table, row: dict[str, Any]) -> float:
 
 def _paths(trace: Trace) -> tuple[list[dict[str, Any]], str]:
     try:
-        return list(links(trace).head(LISTED).rows()), ""
+        return list(links(trace).head(POLICY.listed_transfers_count).rows()), ""
     except MissingDataError as error:
         return [], f"{error}; {error.hint}" if error.hint else str(error)
 
@@ -354,8 +349,6 @@ _VERSIONS = (
     ("omp_num_threads", "OMP_NUM_THREADS"),
     ("cpus_allowed", "CPUs that it may use"),
 )
-#: Values of a fact, hosts and kinds of loss that are listed.
-_VALUES, _HOSTS, _LOSSES = 4, 32, 40
 
 
 def machine_facts(trace: Trace) -> list[dict[str, str]]:
@@ -393,8 +386,10 @@ def loss_rows(trace: Trace) -> dict[str, Any]:
     names = ("collector", "reason", "severity", "advice")
     listed = sorted(kinds.items(), key=lambda item: -item[1])
     return {
-        "kinds": [{**dict(zip(names, key, strict=True)), "lost_count": count} for key, count in listed[:_LOSSES]],
-        "more_count": max(len(listed) - _LOSSES, 0),
+        "kinds": [
+            {**dict(zip(names, key, strict=True)), "lost_count": count} for key, count in listed[: POLICY.losses_count]
+        ],
+        "more_count": max(len(listed) - POLICY.losses_count, 0),
     }
 
 
@@ -414,8 +409,8 @@ def _hosts(trace: Trace) -> str:
         f"{host or '(not named)'}: {_ranks(sorted(r for r in ranks if r >= 0))}"
         for host, ranks in ranks_of_hosts(trace).items()
     ]
-    more = f"; and {len(named) - _HOSTS} more" if len(named) > _HOSTS else ""
-    return "; ".join(named[:_HOSTS]) + more
+    more = f"; and {len(named) - POLICY.hosts_count} more" if len(named) > POLICY.hosts_count else ""
+    return "; ".join(named[: POLICY.hosts_count]) + more
 
 
 def _ranks(ranks: list[int]) -> str:
@@ -443,8 +438,8 @@ def _inventories(trace: Trace) -> list[tuple[str, str]]:
         if path.is_dir():
             for host, inventory in inventories_of(path, read_run_file(path)).items():
                 hosts.setdefault("; ".join(inventory_lines(inventory)), []).append(host)
-    rows = [(f"GPUs of {', '.join(sorted(named)[:_HOSTS])}", text) for text, named in hosts.items()]
-    return rows[:_HOSTS]
+    rows = [(f"GPUs of {', '.join(sorted(named)[: POLICY.hosts_count])}", text) for text, named in hosts.items()]
+    return rows[: POLICY.hosts_count]
 
 
 def _values(trace: Trace, key: str) -> list[str]:
@@ -452,7 +447,11 @@ def _values(trace: Trace, key: str) -> list[str]:
     table = trace.metadata
     codes = table["value_code"][(table["key_code"] == trace.strings.find(key)) & (table["process_id"] >= 0)]
     values = sorted(filter(None, (trace.text(code) for code in np.unique(codes).tolist())))
-    return [*values[:_VALUES], f"and {len(values) - _VALUES} more"] if len(values) > _VALUES else values
+    return (
+        [*values[: POLICY.values_of_fact_count], f"and {len(values) - POLICY.values_of_fact_count} more"]
+        if len(values) > POLICY.values_of_fact_count
+        else values
+    )
 
 
 def _first(trace: Trace, key: str) -> str:

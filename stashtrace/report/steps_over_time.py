@@ -9,9 +9,10 @@ import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import tables_of
 from stashtrace.analysis.findings.rules.steps.slow import claim_of_step
-from stashtrace.analysis.findings.spikes.policy import POLICY
+from stashtrace.analysis.findings.spikes.policy import POLICY as SLOW_STEPS
 from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.steps.step_time import step_lengths
+from stashtrace.report.policy import POLICY
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
@@ -19,12 +20,8 @@ from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import evidence_texts, findings_of
 from stashtrace.text.units import ranks_text
 
-#: Cells of a map; more ranks or steps share cells.
-RANK_CELLS, STEP_CELLS = 32, 48
 #: Rows for single ranks where the others share theirs.
-_APART_AT_MOST = RANK_CELLS // 4
-#: A kind that has less than this in every cell has no map.
-SHOWN_RATIO = 0.01
+_APART_AT_MOST = POLICY.rank_cells_count // 4
 #: Lower ends of the classes of a cell: nothing, below 1 %, then up to each of the next.
 CLASSES = (0.0, 0.01, 0.03, 0.1, 0.25, 0.5, 0.75)
 #: Value of a cell without a step.
@@ -48,8 +45,12 @@ def heat_maps(stalls: Table, steps: Table, apart: Sequence[int] = ()) -> dict[st
     if not len(inside):
         return None
     ranks, numbers = GroupBy(inside["rank"]), GroupBy(inside["step"])
-    own_rows = [rank for rank in apart if rank in ranks.values][:_APART_AT_MOST] if len(ranks) > RANK_CELLS else []
-    row, column = _rows(ranks.values, sorted(own_rows)), cells_of(len(numbers), STEP_CELLS)
+    own_rows = (
+        [rank for rank in apart if rank in ranks.values][:_APART_AT_MOST]
+        if len(ranks) > POLICY.rank_cells_count
+        else []
+    )
+    row, column = _rows(ranks.values, sorted(own_rows)), cells_of(len(numbers), POLICY.step_cells_count)
     shape = (int(row.max()) + 1, int(column[-1]) + 1)
     cell = row[ranks.number] * shape[1] + column[numbers.number]
     wall = np.bincount(cell, inside["stall_ns"], shape[0] * shape[1])
@@ -63,7 +64,7 @@ def heat_maps(stalls: Table, steps: Table, apart: Sequence[int] = ()) -> dict[st
         if not spent.any():
             continue
         share = np.where(wall > 0, spent / np.maximum(wall, 1), 0.0)
-        if share.max() < SHOWN_RATIO:
+        if share.max() < POLICY.map_shown_ratio:
             small.append(kind)
             continue
         most = int(share.argmax())
@@ -102,7 +103,7 @@ def _rows(ranks: Int64, apart: list[int]) -> Int64:
     row = np.empty(len(ranks), dtype=np.int64)
     alone = np.isin(ranks, apart)
     row[alone] = np.arange(len(apart))
-    row[~alone] = len(apart) + cells_of(len(ranks) - len(apart), RANK_CELLS - len(apart))
+    row[~alone] = len(apart) + cells_of(len(ranks) - len(apart), POLICY.rank_cells_count - len(apart))
     return row
 
 
@@ -130,12 +131,6 @@ def class_of(permille: int) -> int:
     return int(np.searchsorted(np.array(CLASSES) * 1000, permille, side="right"))
 
 
-#: Cells of the curve; more steps share cells.
-CELLS = 200
-#: Slow steps that are marked, those that cost most.
-MARKED = 60
-
-
 def step_curve(steps: Table, slow: Table) -> dict[str, Any] | None:
     """Return how long the counted steps of a run were, one after the other; None without steps.
 
@@ -150,7 +145,7 @@ def step_curve(steps: Table, slow: Table) -> dict[str, Any] | None:
     by_step = GroupBy(steps["step"])
     length_ns, numbers = steps["end_ns"] - steps["begin_ns"], by_step.values
     means = step_lengths(steps)
-    cell = cells_of(len(numbers), CELLS)
+    cell = cells_of(len(numbers), POLICY.curve_cells_count)
     by_cell = GroupBy(cell)
     slow = slow.take(np.isin(slow["step"], numbers))
     excess_ns = slow["length_ns"] - slow["usual_ns"]
@@ -172,13 +167,9 @@ def step_curve(steps: Table, slow: Table) -> dict[str, Any] | None:
                 "length_ns": int(slow["length_ns"][at]),
                 "excess_ns": int(excess_ns[at]),
             }
-            for at in np.argsort(-excess_ns, kind="stable")[:MARKED].tolist()
+            for at in np.argsort(-excess_ns, kind="stable")[: POLICY.marked_steps_count].tolist()
         ],
     }
-
-
-#: Slow steps listed.
-LISTED = 10
 
 
 def slow_steps(trace: Trace, steps: Table, slow: Table) -> dict[str, Any]:
@@ -192,7 +183,7 @@ def slow_steps(trace: Trace, steps: Table, slow: Table) -> dict[str, Any]:
     by_step = GroupBy(steps["step"])
     slow = slow.take(np.isin(slow["step"], by_step.values))
     excess_ns = slow["length_ns"] - slow["usual_ns"]
-    costliest = np.argsort(-excess_ns, kind="stable")[:LISTED]
+    costliest = np.argsort(-excess_ns, kind="stable")[: POLICY.listed_steps_count]
     loading = np.unique(trace.batches["rank"]).tolist()
     begin_ns, end_ns = by_step.min(steps["begin_ns"]), by_step.max(steps["end_ns"])
     listed = []
@@ -206,7 +197,7 @@ def slow_steps(trace: Trace, steps: Table, slow: Table) -> dict[str, Any]:
         )
     return {
         "steps_count": len(by_step),
-        "too_few": len(by_step) <= POLICY.least_steps,
+        "too_few": len(by_step) <= SLOW_STEPS.least_steps,
         "slow_count": len(slow),
         "excess_ns": int(excess_ns.sum()),
         "whole_ns": round(float(step_lengths(steps).sum())),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from made_up_history import MINUTE, SECOND, SHARED, Fleet, Job, each_run
 
 from stashtrace.lab.history.gather import read_history
+from stashtrace.lab.history.policy import POLICY
 from stashtrace.lab.history.questions import interference as question
 from stashtrace.lab.history.questions.interference import (
     SUMMED,
@@ -150,7 +152,7 @@ def grouped(reads: Readings, groups: Groups) -> dict[tuple[int, int], tuple[list
 @pytest.mark.parametrize("at_once", [1, 1 << 15])
 @pytest.mark.parametrize("seed", range(8))
 def test_many_at_once_as_one_by_one(seed: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(question, "_PLACES_AT_ONCE", at_once)
+    monkeypatch.setattr(question, "POLICY", replace(POLICY, places_at_once_count=at_once))
     reads, checkpoints = arrays(seed)
     found, wanted = grouped(reads, compare(reads, checkpoints)), one_by_one(seed)
     assert found.keys() == wanted.keys()
@@ -198,5 +200,5 @@ def test_the_answer_is_the_same_however_many_runs_are_in_memory(
     totals = RunTotals(read_history(Place(str(tmp_path))), load_catalog())
     whole = list(interference(totals).rows())
     assert {row["file_system"] for row in whole} == {SHARED, "lustre other"}
-    monkeypatch.setattr(question, "_AT_ONCE", 3)
+    monkeypatch.setattr(question, "POLICY", replace(POLICY, runs_in_memory_count=3))
     assert list(interference(totals).rows()) == whole

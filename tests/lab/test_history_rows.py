@@ -15,9 +15,9 @@ from stashtrace.analysis.compare.steps_of_run import STEP, steps_of_run
 from stashtrace.errors import FormatError
 from stashtrace.lab import synth
 from stashtrace.lab.history.gather import read_history
+from stashtrace.lab.history.policy import POLICY
 from stashtrace.lab.history.questions.slow_commits import steps_of_runs
 from stashtrace.lab.history.rows_of_run import (
-    KEPT_STEPS,
     Mount,
     add_energy,
     add_run,
@@ -62,7 +62,7 @@ def test_a_run_of_a_history_is_compared_as_its_recording(made: Path, trace: Trac
     (kept,), own = steps_of_runs(totals, [0]), steps_of_run(trace)
     assert kept.kinds == own.kinds
     for kind in own.kinds:
-        assert np.array_equal(kept.of(kind), own.condensed(KEPT_STEPS).of(kind))
+        assert np.array_equal(kept.of(kind), own.condensed(POLICY.kept_steps).of(kind))
         for rank in own.ranks_ns:
             assert kept.mean_of_rank(rank, kind) == pytest.approx(own.mean_of_rank(rank, kind), abs=1)
     assert (kept.steps_count, kept.recording, kept.cpus) == (own.steps_count, own.recording, own.cpus)

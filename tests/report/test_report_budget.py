@@ -9,16 +9,8 @@ from hypothesis import strategies as st
 from summary.scenes import job
 
 from stashtrace.analysis.findings import summarize
-from stashtrace.report.budget_groups import (
-    ALIKE_RATIO,
-    COLUMNS,
-    GROUPS_AT_MOST,
-    budget_groups,
-    percents,
-    rank_columns,
-    ranks_apart,
-    similar_rows,
-)
+from stashtrace.report.budget_groups import COLUMNS, budget_groups, percents, rank_columns, ranks_apart, similar_rows
+from stashtrace.report.policy import POLICY
 
 
 def test_similar_ranks_are_one_group_and_the_others_stand_apart() -> None:
@@ -46,19 +38,19 @@ def test_the_columns_of_a_group_are_the_mean_step_of_its_ranks() -> None:
 
 def test_no_group_holds_ranks_that_differ_and_every_rank_is_in_one() -> None:
     random = np.random.default_rng(7)
-    values = np.repeat(random.random((5, 8)), 40, axis=0) + random.random((200, 8)) * ALIKE_RATIO / 2
+    values = np.repeat(random.random((5, 8)), 40, axis=0) + random.random((200, 8)) * POLICY.similar_ranks_ratio / 2
     groups = similar_rows(values)
     assert sorted(np.concatenate([members for members, _ in groups]).tolist()) == list(range(200))
     for members, mixed in groups:
         assert not mixed
-        assert np.ptp(values[members], axis=0).max() <= 2 * ALIKE_RATIO
+        assert np.ptp(values[members], axis=0).max() <= 2 * POLICY.similar_ranks_ratio
     assert len(groups) == 5
 
 
 def test_ranks_that_are_all_different_end_in_one_group_that_says_so() -> None:
     groups = similar_rows(np.linspace(0, 1, 30)[:, None])
-    assert len(groups) == GROUPS_AT_MOST
-    assert [mixed for _, mixed in groups] == [False] * (GROUPS_AT_MOST - 1) + [True]
+    assert len(groups) == POLICY.groups_count
+    assert [mixed for _, mixed in groups] == [False] * (POLICY.groups_count - 1) + [True]
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=12).filter(any))

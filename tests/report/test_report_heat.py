@@ -9,7 +9,8 @@ from summary.scenes import STEPS, job
 from stashtrace.analysis.stalls.budget import STALLS
 from stashtrace.analysis.stalls.budget import stalls as find_stalls
 from stashtrace.analysis.steps.steps import steps as find_steps
-from stashtrace.report.steps_over_time import CLASSES, MISSING, RANK_CELLS, STEP_CELLS, class_of, heat_maps
+from stashtrace.report.policy import POLICY
+from stashtrace.report.steps_over_time import CLASSES, MISSING, class_of, heat_maps
 from stashtrace.schema.events import STEPS as STEP_ROWS
 from stashtrace.schema.table import Table
 from stashtrace.text.units import ranks_in
@@ -42,22 +43,27 @@ def test_many_ranks_and_steps_share_cells_evenly_and_keep_their_sum() -> None:
     random = np.random.default_rng(3)
     shares = {(r, s): int(random.integers(0, 1000)) for r in range(100) for s in range(130)}
     found = heat_maps(*made_up(shares))
-    assert (len(found["ranks"]), len(found["steps"])) == (RANK_CELLS, STEP_CELLS)
+    assert (len(found["ranks"]), len(found["steps"])) == (POLICY.rank_cells_count, POLICY.step_cells_count)
     assert (found["ranks_per_cell"], found["steps_per_cell"]) == (4, 3)
     assert found["ranks"][0] == "0-3"
     assert found["ranks"][-1].endswith("99")
     assert found["steps"][-1].endswith("129")
     fetch = next(part for part in found["kinds"] if part["kind"] == "fetch")
     exact = np.array([[shares[r, s] for s in range(130)] for r in range(100)])
-    rows, columns = (np.arange(n) * cells // n for n, cells in ((100, RANK_CELLS), (130, STEP_CELLS)))
-    expected = [[exact[np.ix_(rows == y, columns == x)].mean() for x in range(STEP_CELLS)] for y in range(RANK_CELLS)]
+    rows, columns = (
+        np.arange(n) * cells // n for n, cells in ((100, POLICY.rank_cells_count), (130, POLICY.step_cells_count))
+    )
+    expected = [
+        [exact[np.ix_(rows == y, columns == x)].mean() for x in range(POLICY.step_cells_count)]
+        for y in range(POLICY.rank_cells_count)
+    ]
     assert np.abs(np.array(fetch["permille"]) - np.array(expected)).max() <= 0.5
 
 
 def test_a_rank_that_differs_is_not_hidden_among_those_that_share_a_row() -> None:
     shares = {(rank, step): 900 if rank == 57 else 0 for rank in range(100) for step in range(4)}
     found = heat_maps(*made_up(shares), apart=[57])
-    assert len(found["ranks"]) == RANK_CELLS
+    assert len(found["ranks"]) == POLICY.rank_cells_count
     assert (found["ranks"][0], found["apart_count"]) == ("57", 1)
     fetch = next(part for part in found["kinds"] if part["kind"] == "fetch")
     assert fetch["permille"][0] == [900] * 4

@@ -12,8 +12,9 @@ from summary.scenes import job
 
 from stashtrace.calibration.file import Calibration, Link, Points, calibration_text, host_hash
 from stashtrace.calibration.fit_link import Fit, Piece
-from stashtrace.report.document import LISTED, link_facts, report_facts
+from stashtrace.report.document import link_facts, report_facts
 from stashtrace.report.page.page import markdown, page
+from stashtrace.report.policy import POLICY
 
 SIZE = 1 << 20
 
@@ -84,14 +85,17 @@ def test_without_a_calibration_the_best_call_stands_there() -> None:
 
 def test_the_longest_transfers_are_listed_and_the_others_counted() -> None:
     made = TraceBuilder()
-    for number in range(LISTED + 5):
+    for number in range(POLICY.listed_transfers_count + 5):
         at = 100 * number * MS
         made.collective(dict.fromkeys(range(2), (at, at + (1 + number) * MS)), message_bytes=1000 + number)
     facts = link_facts(made.trace())
     sizes = [row["message_bytes"] for row in facts["transfers"]]
-    assert sizes == [1000 + number for number in range(LISTED + 4, 4, -1)]
-    assert facts["rows_count"] == LISTED + 5
-    assert (facts["begin_ns"], facts["end_ns"]) == (100 * (LISTED + 4) * MS, (100 * (LISTED + 4) + LISTED + 5) * MS)
+    assert sizes == [1000 + number for number in range(POLICY.listed_transfers_count + 4, 4, -1)]
+    assert facts["rows_count"] == POLICY.listed_transfers_count + 5
+    assert (facts["begin_ns"], facts["end_ns"]) == (
+        100 * (POLICY.listed_transfers_count + 4) * MS,
+        (100 * (POLICY.listed_transfers_count + 4) + POLICY.listed_transfers_count + 5) * MS,
+    )
 
 
 def page_without_collectives(ranks: int) -> str:

@@ -10,13 +10,14 @@ import pytest
 from builders import MS, TraceBuilder
 from test_report_heat import made_up
 
-from stashtrace.analysis.findings.spikes.policy import POLICY
+from stashtrace.analysis.findings.spikes.policy import POLICY as SLOW_STEPS
 from stashtrace.analysis.findings.spikes.spikes import SPIKES, spikes
 from stashtrace.analysis.findings.summary_input import gather
 from stashtrace.report.document import report_facts
 from stashtrace.report.page.page import page, slow_lead
 from stashtrace.report.page.page_words import place_of_step
-from stashtrace.report.steps_over_time import CELLS, LISTED, slow_steps, step_curve
+from stashtrace.report.policy import POLICY
+from stashtrace.report.steps_over_time import slow_steps, step_curve
 from stashtrace.schema.kinds import WaitOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -74,7 +75,7 @@ def test_slow_steps_are_as_many_as_were_planted() -> None:
     planted = {2: 30, 9: 30, 16: 30, 28: 30, 31: 30, 36: 30, 39: 30, 48: 30, 52: 30, 54: 30}
     found = slow_of(job(planted, steps=55))
     assert found["slow_count"] == len(planted) - 1, "the first is part of the warm-up"
-    assert len(found["listed"]) == min(found["slow_count"], LISTED)
+    assert len(found["listed"]) == min(found["slow_count"], POLICY.listed_steps_count)
     assert {row["step"] for row in found["listed"]} <= set(planted)
 
 
@@ -98,7 +99,7 @@ def test_what_goes_on_at_the_same_time_is_named_as_that() -> None:
 
 
 def test_too_few_steps_have_no_usual_length() -> None:
-    found = slow_of(job({12: 50}, steps=POLICY.least_steps))
+    found = slow_of(job({12: 50}, steps=SLOW_STEPS.least_steps))
     assert found["too_few"]
     assert found["listed"] == []
 
@@ -114,12 +115,12 @@ def test_a_cell_of_one_step_has_the_mean_and_the_range_of_its_ranks() -> None:
 
 
 def test_many_steps_share_cells_and_keep_their_extremes() -> None:
-    count = 10 * CELLS + 7
+    count = 10 * POLICY.curve_cells_count + 7
     steps = made_up({(0, step): 0 for step in range(count)})[1]
     length = np.full(count, 1000)
     length[777] = 9000
     found = step_curve(steps.replace(end_ns=steps["begin_ns"] + length), Table.empty(SPIKES))
-    assert len(found["mean_ns"]) == CELLS
+    assert len(found["mean_ns"]) == POLICY.curve_cells_count
     assert (max(found["high_ns"]), min(found["low_ns"])) == (9000, 1000)
     at = int(np.argmax(found["high_ns"]))
     assert found["first_steps"][at] <= 777 < found["first_steps"][at + 1]

@@ -13,7 +13,8 @@ from stashtrace.analysis.findings.summary_input import gather
 from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.stragglers.causes import CAUSES
 from stashtrace.analysis.stragglers.late import LATE, late
-from stashtrace.report.costliest_waits import CUT_OUTS, LISTED, VICTIMS, costliest_waits
+from stashtrace.report.costliest_waits import costliest_waits
+from stashtrace.report.policy import POLICY
 from stashtrace.report.wait_text import wait_text
 from stashtrace.schema.trace import Trace
 
@@ -117,20 +118,22 @@ def test_no_lane_is_made_up_where_nothing_was_recorded() -> None:
 def test_few_of_many_victims_are_drawn_and_they_waited_longest() -> None:
     cut = waits_of(job(ranks=12, sleep={5: 40})[1])["cut_outs"][0]
     assert cut["late_rank"] == 5
-    assert roles(cut) == ["late"] + ["victim"] * VICTIMS
+    assert roles(cut) == ["late"] + ["victim"] * POLICY.waiting_ranks_count
     assert cut["waiting_count"] == 11
-    assert cut["shown_count"] == VICTIMS
+    assert cut["shown_count"] == POLICY.waiting_ranks_count
     assert 5 not in [lane["rank"] for lane in cut["lanes"][1:]]
 
 
 def test_similar_waits_have_one_picture_and_small_ones_none() -> None:
     found = waits_of(job(ranks=4, prep={0: 44})[1])
     assert len(found["cut_outs"]) == 1
-    assert 1 < len(found["listed"]) <= LISTED
+    assert 1 < len(found["listed"]) <= POLICY.listed_waits_count
     costs = [row["total_wait_ns"] for row in found["listed"]]
     assert costs == sorted(costs, reverse=True)
     assert costs[-1] * 10 >= costs[0]
-    assert len(waits_of(job(ranks=8, prep={r: 20 + 9 * r for r in range(8)})[1])["cut_outs"]) <= CUT_OUTS + 1
+    assert (
+        len(waits_of(job(ranks=8, prep={r: 20 + 9 * r for r in range(8)})[1])["cut_outs"]) <= POLICY.cut_outs_count + 1
+    )
 
 
 def test_a_rank_alone_has_the_cut_out_of_its_longest_wait_for_a_batch() -> None:

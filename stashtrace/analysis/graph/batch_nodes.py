@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stashtrace.analysis.graph.graph_parts import Parts, ThreadNodes
+from stashtrace.analysis.graph.policy import POLICY
 from stashtrace.analysis.graph.work_graph import EdgeKind, Resource
 from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64, window_at
 from stashtrace.analysis.stalls.batch_waits import BatchWaits
@@ -25,17 +26,8 @@ from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, PhaseFlag, StallKind, WaitOp
 from stashtrace.schema.table import Table
 
-#: A worker that was idle for longer than this before a batch had not been asked for it.
-_IDLE_NS = 50_000
-#: A worker that held a batch back hands it over this soon after it has made the next one.
-_HELD_NS = 1_000_000
-#: Reading an index that is there takes less than this. Workers that have to wait do so before this part of their
-#: batches.
-WAITED_NS, OFTEN_RATIO = 1_000_000, 0.25
 #: Batches that DataLoader asks each worker for in advance, unless it is set otherwise.
 PREFETCH = 2
-#: The next index goes out at most this long before the loop has its batch: pinning and unpickling lie between.
-_ASKED_NS = 5_000_000
 
 
 def made_by_workers(loads: BatchWaits, thread: StepThread) -> Bools:
@@ -52,12 +44,12 @@ def arrived_ns(index: TraceIndex, loads: BatchWaits, handed: Bools) -> Int64:
     """
     had = loads.end - loads.ran_ns
     blocked = had - np.maximum(loads.made_ns, loads.begin)
-    late = handed & (loads.ran_ns > 0) & (blocked > _IDLE_NS)
+    late = handed & (loads.ran_ns > 0) & (blocked > POLICY.idle_ns)
     if not late.any():
         return loads.made_ns
     awaited = loads.begin <= loads.made_ns
     after = had - _next_made_ns(index, loads.made_by, loads.made_ns)
-    held = (blocked > _HELD_NS) & (after >= 0) & (after <= _HELD_NS)
+    held = (blocked > POLICY.held_ns) & (after >= 0) & (after <= POLICY.held_ns)
     return np.where(late & (awaited | held), had, loads.made_ns)
 
 
@@ -128,7 +120,7 @@ def add_batches(
     # A worker that was asked before it was free did not wait: reading an index that is there takes its time as well.
     idle = np.where(asked_ns < before, 0, idle)
     # What a worker waits for between two passes is not recorded.
-    idle = np.where(same & (begin - before - idle > _ASKED_NS), begin - before, idle)
+    idle = np.where(same & (begin - before - idle > POLICY.asked_ns), begin - before, idle)
     parts.edge(np.where(same[1:], batches[:-1], -1), batches[1:], EdgeKind.PROGRAM, (begin - before - idle)[1:])
     for loader in loaders:
         _take(nodes, batches[loader.rows], loader, parts)
@@ -174,11 +166,11 @@ class _Loader:
         before = np.searchsorted(np.maximum.accumulate(arrived), begin, side="right")
         ahead = number - np.where(before > 0, highest[np.maximum(before - 1, 0)], int(number.min()) - 1)
         distance = max(int(ahead.max()), 1)
-        waited = np.count_nonzero(idle > np.maximum(WAITED_NS, (end - begin) // 10))
-        if waited / len(idle) < OFTEN_RATIO:
+        waited = np.count_nonzero(idle > np.maximum(POLICY.waited_ns, (end - begin) // 10))
+        if waited / len(idle) < POLICY.often_ratio:
             # Workers that never wait may be allowed to be further ahead than they were.
             distance = max(distance, len(np.unique(fetches["process_id"])) * PREFETCH)
-        asked = _latest(number - distance, begin + _ASKED_NS, takes["batch_index"], takes["end_ns"])
+        asked = _latest(number - distance, begin + POLICY.asked_ns, takes["batch_index"], takes["end_ns"])
         return cls(rows, number, begin, end, takes, had, made, asked)
 
 
@@ -207,10 +199,10 @@ def _take(nodes: ThreadNodes, batches: Int64, loader: _Loader, parts: Parts) -> 
 def _ask(nodes: ThreadNodes, batches: Int64, loader: _Loader, idle: Int64, started: Bools, parts: Parts) -> None:
     """A worker begins a batch after it was asked for it; a new worker begins its first after the thread started it."""
     begin, asked = loader.begin, loader.asked
-    waiting = (idle > _IDLE_NS) | (started & (asked < 0))
+    waiting = (idle > POLICY.idle_ns) | (started & (asked < 0))
     # A pass begins when the thread makes its iterator: what it did last before then is as good as a take.
     moment = np.where(asked >= 0, loader.takes["end_ns"][asked], begin)
-    moment = np.where(waiting & (begin - moment > _ASKED_NS), begin, moment)
+    moment = np.where(waiting & (begin - moment > POLICY.asked_ns), begin, moment)
     before, ended_ns = nodes.last_ended(moment)
     # The index goes out before the taken batch is handed to the loop: the lag may be negative.
     lag = np.where(waiting, begin - ended_ns, 0)
@@ -293,10 +285,6 @@ def _first_batch_ns(index: TraceIndex, loaders: Int64) -> Int64:
 
 #: Calls in which a thread can wait for another one of its process.
 _JOINS = (WaitOp.COND_WAIT, WaitOp.MUTEX_LOCK, WaitOp.FUTEX, WaitOp.SEMAPHORE, WaitOp.JOIN)
-#: A thread goes on this soon after the end of a save that it waited for: the interpreter's lock changes hands.
-_TOGETHER_NS = 5_000_000
-#: On a busy machine it goes on later: after this part of the time for which it stood, and no later than this.
-_LATER_RATIO, _LATER_NS = 0.1, 50_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +325,7 @@ class Saves:
         order = np.argsort(end, kind="stable")
         at = np.searchsorted(end[order], stood_end, side="right") - 1  # the last save that was done by then
         save = order[np.maximum(at, 0)]
-        soon = np.clip(_LATER_RATIO * (end[save] - stood_begin), _TOGETHER_NS, _LATER_NS)
+        soon = np.clip(POLICY.later_ratio * (end[save] - stood_begin), POLICY.lock_changes_ns, POLICY.later_ns)
         waited = (at >= 0) & (stood_begin < end[save]) & (stood_end - end[save] <= soon)
         waited &= explained.within(stood_begin, stood_end) == 0
         tracks = phases["track_id"][rows]
@@ -372,7 +360,7 @@ class Saves:
         before, after = order[:-1][same], order[1:][same]
         idle = self.begin_ns[after] - self.end_ns[before]
         queued = np.zeros(len(made), dtype=bool)
-        queued[after] = idle <= _TOGETHER_NS
+        queued[after] = idle <= POLICY.lock_changes_ns
         parts.edge(made[before], made[after], EdgeKind.PROGRAM, np.where(queued[after], idle, np.minimum(idle, 0)))
         if nodes is None:
             return

@@ -23,6 +23,7 @@ from stashtrace.analysis.graph import batch_nodes, device_nodes
 from stashtrace.analysis.graph.graph_parts import Cells, Painted, Parts, ThreadNodes, step_of
 from stashtrace.analysis.graph.node_facts import facts_of
 from stashtrace.analysis.graph.pipeline_graph import build_pipeline, is_pipeline
+from stashtrace.analysis.graph.policy import POLICY
 from stashtrace.analysis.graph.transfer_nodes import Transfers, transfers
 from stashtrace.analysis.graph.work_graph import EdgeKind, Graph, Resource
 from stashtrace.analysis.intervals import Int64, TimeSet, int64, is_one_of
@@ -100,10 +101,6 @@ def _with_kernels(index: TraceIndex, thread: StepThread, steps: Table) -> tuple[
     return (steps.take(np.flatnonzero(inside)), True) if inside.any() else (steps, False)
 
 
-#: A wait for a collective ends this soon after the collective, by the collective's events.
-_SOON_NS = 50_000
-
-
 def add_event_nodes(index: TraceIndex, thread: StepThread, steps: Table, transfers: Transfers, parts: Parts) -> None:
     """Add the nodes of a rank's compute streams, taken as one, and their edges."""
     life = TimeSet.of([int(steps["begin_ns"][0])], [int(steps["end_ns"][-1])])
@@ -142,7 +139,7 @@ def add_event_nodes(index: TraceIndex, thread: StepThread, steps: Table, transfe
     resumed = np.concatenate([waits.end, asked_end])
     rows = at[np.concatenate([row[known], asked_row])]
     goes_on, begin_ns = nodes.next_begun(resumed)
-    lag = np.clip(np.minimum(begin_ns, resumed) - transfers.end_ns[rows], 0, _SOON_NS)
+    lag = np.clip(np.minimum(begin_ns, resumed) - transfers.end_ns[rows], 0, POLICY.soon_ns)
     parts.edge(transfers.node[rows], goes_on, EdgeKind.RELEASE, lag)
 
     # The host asks for saves, and it has no nodes here.
@@ -160,7 +157,7 @@ def _ended_by(done: Int64, moments: Int64) -> Int64:
     candidates = np.clip(np.stack([after - 1, after]), 0, len(done) - 1)
     apart = np.abs(done[candidates] - moments)
     nearest = np.where(apart[0] <= apart[1], candidates[0], candidates[1])
-    return int64(np.where(apart.min(axis=0) <= _SOON_NS, nearest, -1))
+    return int64(np.where(apart.min(axis=0) <= POLICY.soon_ns, nearest, -1))
 
 
 def _asked_for(index: TraceIndex, thread: StepThread, done: Int64) -> tuple[Int64, Int64]:
@@ -174,8 +171,6 @@ def _asked_for(index: TraceIndex, thread: StepThread, done: Int64) -> tuple[Int6
 
 #: Kinds of time in which a thread may wait for a save in the background.
 _UNEXPLAINED = (StallKind.CHECKPOINT, StallKind.OTHER)
-#: On a busy machine a thread may go on before the backend notes the end of an operation, by this much.
-_NOTED_LATE_NS = 1_000_000
 
 
 def add_host_nodes(
@@ -283,7 +278,7 @@ def _let_go(
     to_one_rank = is_one_of(index.trace.collectives["op_code"][rows], (CollectiveOp.SEND, CollectiveOp.RECEIVE))
     lag = np.where(to_one_rank, np.minimum(lag, asked_ns), lag)
     # A thread that goes on while the operation is in flight did not wait for its end.
-    waited = (begin_ns - transfers.end_ns[rows] >= -_NOTED_LATE_NS) & (wait_end > nodes.begin_ns[0])
+    waited = (begin_ns - transfers.end_ns[rows] >= -POLICY.noted_late_ns) & (wait_end > nodes.begin_ns[0])
     parts.edge(np.where(waited, transfers.node[rows], -1), goes_on, EdgeKind.RELEASE, lag)
 
 

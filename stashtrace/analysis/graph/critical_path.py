@@ -16,6 +16,7 @@ import numpy as np
 
 from stashtrace._native import graph as native
 from stashtrace.analysis.collectives.matching import contact_errors
+from stashtrace.analysis.graph.policy import POLICY
 from stashtrace.analysis.graph.work_graph import NO_SLACK, Graph, Int8, Int32, Resource
 from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64, ranges
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
@@ -219,10 +220,6 @@ class Overlaps:
         return (shared > 0) & (2 * shared >= pieces.held_ns)
 
 
-#: Error of a device's times where its clock reports none, as in the matching of collectives.
-_LEAST_DEVICE_ERROR_NS = 1
-
-
 @dataclass(frozen=True, slots=True)
 class Clocks:
     """Clocks behind the times of each node, and their errors: within these, two paths tie."""
@@ -283,7 +280,7 @@ def clocks_of(index: TraceIndex, graph: Graph) -> Clocks:
 
 def _device_errors(trace: Trace, count: int) -> Int64:
     """Return the largest error of the device clocks of each process."""
-    errors = np.full(count, _LEAST_DEVICE_ERROR_NS, dtype=np.int64)
+    errors = np.full(count, POLICY.least_device_error_ns, dtype=np.int64)
     clocks = trace.device_clocks
     np.maximum.at(errors, clocks["process_id"], clocks["error_ns"])
     return errors

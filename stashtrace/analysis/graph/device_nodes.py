@@ -20,6 +20,7 @@ import numpy as np
 from stashtrace.analysis.devices.launches import CLOCKS_AGREE_NS, full_queue
 from stashtrace.analysis.graph import batch_nodes
 from stashtrace.analysis.graph.graph_parts import Cells, Painted, Parts, step_of
+from stashtrace.analysis.graph.policy import POLICY
 from stashtrace.analysis.graph.transfer_nodes import Transfers
 from stashtrace.analysis.graph.work_graph import EdgeKind, Resource
 from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64, window_around
@@ -41,15 +42,6 @@ from stashtrace.schema.kinds import (
     StallKind,
 )
 from stashtrace.schema.table import Table
-
-#: Work that begins no later than this after the end of another stream's work may have waited for it.
-_HANDED_OVER_NS = 20_000
-#: Work that begins later than its launch and its stream allow by more than this has waited for something else.
-_ON_TIME_NS = 1_000
-#: The usual latency of a launch is this quantile of all; up to this many times as long is still usual.
-_FAST, _STILL_USUAL = 0.1, 2.0
-#: A launch takes microseconds: what takes longer has waited for something.
-_LONGEST_LAUNCH_NS = 100_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,9 +254,13 @@ class _Rank:
         latency = pieces.begin_ns - pieces.launch_ns
         alone = known & (before_ns <= pieces.launch_ns)
         # Work that waited for another stream took longer for that: the fast launches show the latency.
-        usual = float(np.quantile(latency[alone if alone.any() else known], _FAST)) if known.any() else 0.0
-        usual = min(usual, _LONGEST_LAUNCH_NS)
-        way = int64(np.where(latency <= _STILL_USUAL * max(usual, 1.0), latency, usual))
+        usual = (
+            float(np.quantile(latency[alone if alone.any() else known], POLICY.quick_launch_quantile))
+            if known.any()
+            else 0.0
+        )
+        usual = min(usual, POLICY.longest_launch_ns)
+        way = int64(np.where(latency <= POLICY.usual_launch_times * max(usual, 1.0), latency, usual))
         source, ended_ns = self.host.last_ended(pieces.launch_ns)
         known &= source >= 0
         lag = way + pieces.launch_ns - ended_ns
@@ -280,11 +276,11 @@ class _Rank:
         last = np.searchsorted(pieces.end_ns[order], pieces.begin_ns, side="right") - 1
         source = np.append(order, -1)[last]
         ended = pieces.end_ns[source]
-        late = works & (pieces.begin_ns > allowed_ns + _ON_TIME_NS) & (last >= 0)
-        late &= (ended > allowed_ns) & (pieces.begin_ns - ended <= _HANDED_OVER_NS)
+        late = works & (pieces.begin_ns > allowed_ns + POLICY.on_time_ns) & (last >= 0)
+        late &= (ended > allowed_ns) & (pieces.begin_ns - ended <= POLICY.handed_over_ns)
         late &= pieces.stream[source] != pieces.stream
         self.parts.edge(np.where(late, nodes[source], -1), nodes, EdgeKind.ORDER, pieces.begin_ns - ended)
-        self._start_in_blocking_copies(works & ~late & (pieces.begin_ns > allowed_ns + _LONGEST_LAUNCH_NS))
+        self._start_in_blocking_copies(works & ~late & (pieces.begin_ns > allowed_ns + POLICY.longest_launch_ns))
 
         kernels = self.index.trace.kernels
         talks = kernels["work_code"][pieces.kernel] == DeviceWork.COMMUNICATION
@@ -321,7 +317,7 @@ class _Rank:
         source = computes[np.maximum(at, 0)]
         since = pieces.begin_ns[asks] - pieces.end_ns[source]
         fits = (at >= 0) & (since >= 0) & (pieces.stream[source] != pieces.stream[asks])
-        lag = np.minimum(since, _HANDED_OVER_NS)
+        lag = np.minimum(since, POLICY.handed_over_ns)
         self.parts.edge(np.where(fits, self.nodes[source], -1), self.nodes[asks], EdgeKind.ORDER, lag)
 
     def _before_updates(self, computes: Int64, done: Int64) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.graph.batch_nodes import own_fetches, worker_starts
+from stashtrace.analysis.graph.policy import POLICY
 from stashtrace.analysis.graph.work_graph import Facts, Graph, Resource
 from stashtrace.analysis.intervals import Bools, Floats, Int64, int64, window_around, window_at
 from stashtrace.analysis.stalls.cpu_waits import Handoffs, handoffs
@@ -28,8 +29,6 @@ from stashtrace.schema.table import Table
 
 #: Backends whose all-reduce is a ring for any size of the group.
 _RINGS = ("gloo",)
-#: Other programs are taken for threads that compete with the job if they use this part of the CPUs.
-_NOTABLE_OTHERS = 0.1
 #: Kinds of time in which a step thread runs, or waits for a CPU.
 _RUNS = (StallKind.COMPUTE, StallKind.PYTHON, StallKind.LAUNCH)
 #: What a step thread does itself.
@@ -214,7 +213,7 @@ def _free_cpus(
         busy = cpu.count * cpu.busy_ratio
         of_nodes = min(known.get(host, 0.0), busy)
         # Other programs do not keep the CPUs from a thread of the job: a fair scheduler gives it its share.
-        others = math.ceil(cpu.others_count) if cpu.others_count > _NOTABLE_OTHERS * cpu.count else 0
+        others = math.ceil(cpu.others_count) if cpu.others_count > POLICY.notable_others_ratio * cpu.count else 0
         share = min(cpu.count / (1 + others), 1.0) if others else 0.0
         free[host] = max(cpu.count - busy + of_nodes, share, 0.0)
         cpus_outside_nodes[host] = max(busy - cpu.others_count - of_nodes, 0.0)
@@ -281,16 +280,6 @@ def _samples(
     return column
 
 
-#: Least number of reads of a size that give bounds.
-_ENOUGH = 20
-#: Bounds: these parts of the reads of a size took less time per byte.
-_QUICK_RATIO, _SLOW_RATIO = 0.1, 0.75
-#: Reads whose sizes are at most this many powers of two apart are similar.
-_OCTAVES = 1
-#: At most this many calls of a run are examined.
-_MOST_ROWS = 8_000_000
-
-
 def memory_bounds_ns(index: TraceIndex, process: Int64, begin: Int64, end: Int64) -> tuple[Floats, Floats]:
     """Return the least and largest time that the waiting reads of each batch would have taken from memory.
 
@@ -327,10 +316,14 @@ def _by_size(index: TraceIndex, size: Int64, tracks: npt.NDArray[np.int32]) -> t
     read_octave, per_byte, by_threads = _quiet_reads(index, octaves.values, tracks)
     quick, slow = np.zeros(len(octaves)), np.full(len(octaves), np.inf)
     for number, octave in enumerate(octaves.values.tolist()):
-        similar = np.abs(read_octave - octave) <= _OCTAVES
-        chosen = similar & by_threads if np.count_nonzero(similar & by_threads) >= _ENOUGH else similar
-        if np.count_nonzero(chosen) >= _ENOUGH:
-            quick[number], slow[number] = np.quantile(per_byte[chosen], (_QUICK_RATIO, _SLOW_RATIO))
+        similar = np.abs(read_octave - octave) <= POLICY.similar_octaves_count
+        chosen = (
+            similar & by_threads if np.count_nonzero(similar & by_threads) >= POLICY.enough_reads_count else similar
+        )
+        if np.count_nonzero(chosen) >= POLICY.enough_reads_count:
+            quick[number], slow[number] = np.quantile(
+                per_byte[chosen], (POLICY.quick_reads_ratio, POLICY.slow_reads_ratio)
+            )
     return quick[octaves.number], slow[octaves.number]
 
 
@@ -342,12 +335,14 @@ def _quiet_reads(index: TraceIndex, octaves: Int64, tracks: npt.NDArray[np.int32
         read = np.isin(piece["op_code"], READ_OPS) & (piece["result_bytes"] > 0)
         rows = np.flatnonzero(read & ((piece["io_flags"] & (IO_WAITED | NOT_FILES | int(IoFlag.DIRECT))) == 0))
         octave = _octave(piece["result_bytes"][rows])
-        similar = (octave >= octaves[0] - _OCTAVES) & (octave <= octaves[-1] + _OCTAVES)
+        similar = (octave >= octaves[0] - POLICY.similar_octaves_count) & (
+            octave <= octaves[-1] + POLICY.similar_octaves_count
+        )
         rows, octave = rows[similar], octave[similar]
         took = (piece["end_ns"] - piece["begin_ns"])[rows] / piece["result_bytes"][rows]
         columns.append((octave, took, np.isin(piece["track_id"][rows], tracks)))
         looked += len(piece)
-        if looked >= _MOST_ROWS:
+        if looked >= POLICY.examined_calls_count:
             break
     octave, took, by_threads = (np.concatenate(parts) for parts in zip(*columns, strict=True))
     return octave, took, by_threads

@@ -17,6 +17,7 @@ import numpy as np
 
 from stashtrace.analysis.collectives.matching import process_values
 from stashtrace.analysis.graph.graph_parts import Parts
+from stashtrace.analysis.graph.policy import POLICY
 from stashtrace.analysis.graph.work_graph import EdgeKind, Graph, Resource
 from stashtrace.analysis.intervals import Bools, Int64, int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
@@ -26,13 +27,6 @@ from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import MESSAGES, DeviceWork, StallKind
 from stashtrace.schema.trace import DATA_PARALLEL_RANK, PIPELINE_STAGE, Trace, is_stated
 
-#: Timers of two streams of one device agree to this.
-_SAME_MOMENT_NS = 1_000_000
-#: A send and a receive of one rank that begin and end together are one kernel.
-_ONE_KERNEL_NS = 20_000
-#: Ranks waited for one another if at least the first part of their entries came after all of them were free, and at
-#: most the second part of their idle time remains without a cause.
-_NEARLY_ALL, _MOST = 0.99, 0.5
 _DIRECTIONS = ("forward", "backward")
 
 
@@ -205,7 +199,9 @@ def _in_one_kernel(work: _Work, rows: Int64) -> Int64:
     order = talks[np.lexsort((work.end[rows[talks]], work.begin[rows[talks]], work.rank[rows[talks]]))]
     a, b = rows[order[:-1]], rows[order[1:]]
     same = (work.rank[a] == work.rank[b]) & (work.operation[a] != work.operation[b])
-    same &= (work.begin[b] - work.begin[a] <= _ONE_KERNEL_NS) & (np.abs(work.end[b] - work.end[a]) <= _ONE_KERNEL_NS)
+    same &= (work.begin[b] - work.begin[a] <= POLICY.one_kernel_ns) & (
+        np.abs(work.end[b] - work.end[a]) <= POLICY.one_kernel_ns
+    )
     other[order[:-1][same]], other[order[1:][same]] = order[1:][same], order[:-1][same]
     return other
 
@@ -322,7 +318,9 @@ def _holds_up(begin: Int64, end: Int64, entry: Bools, talks: Bools) -> Bools:
     computed = np.maximum.accumulate(np.where(enters, 0, row_end))
     before = np.concatenate([[0], computed[:-1]])
     after = np.append(row_begin[1:], np.iinfo(np.int64).max)
-    during_computation = enters & ((before > row_begin + _SAME_MOMENT_NS) | (after < row_end - _SAME_MOMENT_NS))
+    during_computation = enters & (
+        (before > row_begin + POLICY.same_moment_ns) | (after < row_end - POLICY.same_moment_ns)
+    )
     holds = np.zeros(len(begin), dtype=bool)
     holds[rows] = ~during_computation
     return holds
@@ -331,7 +329,7 @@ def _holds_up(begin: Int64, end: Int64, entry: Bools, talks: Bools) -> Bools:
 def _post(chain: _Chain, steps: _Steps, begin: Int64, step: Int64, node: Int64, parts: Parts) -> None:
     """Work outside the compute stream was launched after what the compute stream had done by then."""
     ended = np.maximum.accumulate(chain.end)
-    at = np.searchsorted(ended, begin + _SAME_MOMENT_NS, side="right") - 1
+    at = np.searchsorted(ended, begin + POLICY.same_moment_ns, side="right") - 1
     # Index -1 stands for an item before the first.
     known = (at >= 0) & (np.append(chain.step, -1)[at] == step)
     first, last = np.append(chain.first, -1)[at], np.append(chain.last, -1)[at]
@@ -403,7 +401,7 @@ def _let_go(
     ):
         if not len(users):
             continue
-        at = np.searchsorted(chain.begin[users], end[chosen] - _SAME_MOMENT_NS, side="left")
+        at = np.searchsorted(chain.begin[users], end[chosen] - POLICY.same_moment_ns, side="left")
         known = at < len(users)
         user = users[np.minimum(at, len(users) - 1)]
         known &= chain.step[user] == step[chosen]
@@ -454,5 +452,9 @@ def _unrecorded_meetings(
 def _explains(entered: Int64, ready: Int64, moment: Int64) -> bool:
     """Return True if all members entered after the moment of each step, and were idle for little longer."""
     idle, left = np.maximum(entered - ready, 0), entered - moment
-    in_order = np.mean(left >= -_SAME_MOMENT_NS) >= _NEARLY_ALL
-    return bool(in_order and idle.mean() > _SAME_MOMENT_NS and np.maximum(left, 0).sum() <= _MOST * idle.sum())
+    in_order = np.mean(left >= -POLICY.same_moment_ns) >= POLICY.nearly_all_ratio
+    return bool(
+        in_order
+        and idle.mean() > POLICY.same_moment_ns
+        and np.maximum(left, 0).sum() <= POLICY.most_idle_ratio * idle.sum()
+    )

@@ -8,15 +8,13 @@ import numpy as np
 
 from stashtrace.analysis.collectives.matching import group_table, peers_of
 from stashtrace.analysis.graph.graph_parts import Parts
+from stashtrace.analysis.graph.policy import POLICY
 from stashtrace.analysis.graph.work_graph import EdgeKind, Resource
 from stashtrace.analysis.intervals import NEVER, Bools, Int64, value_at
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import CollectiveOp, StallKind
 from stashtrace.schema.table import Table
-
-#: A thread that asks for the end of an operation and goes on so soon did not wait for it.
-_INSTANT_NS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ def _is_asked_late(index: TraceIndex) -> Bools:
     """
     table, waits = index.trace.collectives, index.trace.collective_waits
     row = GroupBy(table["collective_key"]).row_of(waits["collective_key"])
-    asked = np.flatnonzero((row >= 0) & (waits["end_ns"] - waits["begin_ns"] < _INSTANT_NS))
+    asked = np.flatnonzero((row >= 0) & (waits["end_ns"] - waits["begin_ns"] < POLICY.instant_ns))
     row = row[asked]
     seen = index.in_flight.end_ns[row] >= waits["begin_ns"][asked]
     to_one_rank = np.isin(table["op_code"][row], (CollectiveOp.SEND, CollectiveOp.RECEIVE))

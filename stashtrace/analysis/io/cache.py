@@ -18,14 +18,12 @@ from stashtrace.analysis.io.calls import READING, Follower, moves, process_piece
 from stashtrace.analysis.io.data_files import FILES_HINT, Files, data_files
 from stashtrace.analysis.io.files import below
 from stashtrace.analysis.io.io_tables import IO_CACHE, IO_REUSE
+from stashtrace.analysis.io.policy import POLICY
 from stashtrace.errors import MissingDataError, UsageError, say_why
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.text.units import bytes_of
-
-#: Without a size the curve has this many points.
-_POINTS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +89,10 @@ def io_cache(
     weights = None if importance is None else ranks_of(trace, importance)
     for uses in _uses(trace, block, under, files, weights):
         data = round(uses.data_bytes / uses.sampled_ratio)
-        steps = np.arange(1, _POINTS + 1, dtype=np.int64)
-        sizes = np.array([stated], dtype=np.int64) if stated is not None else -(-data * steps // _POINTS)
+        steps = np.arange(1, POLICY.curve_points_count + 1, dtype=np.int64)
+        sizes = (
+            np.array([stated], dtype=np.int64) if stated is not None else -(-data * steps // POLICY.curve_points_count)
+        )
         read = int(uses.moved_bytes.sum())
         again = uses.distance_bytes >= 0
         reread = float(uses.moved_bytes[again].sum()) / read
@@ -220,8 +220,6 @@ def _host_uses(host: str, accesses: Accesses, own: Bools, weights: Floats | None
 
 # Reads as accesses to blocks of files, in bounded number.
 
-#: With more accesses than this, a smaller share of the blocks is used.
-LIMIT = 4_000_000
 _BLOCK_BITS = 38  # of a key of path and block
 _FULL = 1 << 32
 _AT_ONCE = 1 << 21
@@ -260,7 +258,9 @@ class Accesses:
 _COLUMNS = ("begin_ns", "host_code", "key", "low_bytes", "high_bytes", "moved_bytes")
 
 
-def collect_accesses(trace: Trace, block_bytes: int, *, wanted: Bools | None = None, limit: int = LIMIT) -> Accesses:
+def collect_accesses(
+    trace: Trace, block_bytes: int, *, wanted: Bools | None = None, limit: int = POLICY.sampled_from_count
+) -> Accesses:
     """Return all accesses if there are at most ``limit``, else those of a share of the blocks, chosen by hash.
 
     ``wanted`` is a mask of the files that count, by path code; all if None.

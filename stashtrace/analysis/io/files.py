@@ -12,6 +12,7 @@ from stashtrace.analysis.intervals import Bools, Floats, Int64
 from stashtrace.analysis.io.data_files import is_pseudo_file
 from stashtrace.analysis.io.file_counters import BIN_ENDS, BIN_NAMES, FileCounters, count_files
 from stashtrace.analysis.io.io_tables import IO_ADVICE, IO_PATTERNS, IO_SIZES, IO_TIMES
+from stashtrace.analysis.io.policy import POLICY
 from stashtrace.analysis.io.ranges import file_reads
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema.groupby import GroupBy, order_by
@@ -21,7 +22,6 @@ from stashtrace.text.units import bytes_text, duration_text, percent_text
 
 #: One row per file, per directory, or of the whole run.
 Per = Literal["file", "directory", "run"]
-_PLACES = 4
 _PATTERN_SUMS = ("empty_reads_count", "extent_bytes", "read_ns", "write_ns", "metadata_ns")
 
 
@@ -204,32 +204,13 @@ def _common_sizes(counters: FileCounters, by_row: GroupBy, used: Int64) -> dict[
     row, size, calls = row[order], size[order], calls[order]
     place = GroupBy.runs(row).position
     columns: dict[str, Int64] = {}
-    for number in range(_PLACES):
+    for number in range(POLICY.common_sizes_count):
         chosen = place == number
         sizes, counts = np.full(len(by_row), -1, dtype=np.int64), np.zeros(len(by_row), dtype=np.int64)
         sizes[row[chosen]], counts[row[chosen]] = size[chosen], calls[chosen]
         columns |= {f"access{number + 1}_bytes": sizes, f"access{number + 1}_count": counts}
     return columns
 
-
-#: A directory with fewer calls, or a smaller share of the time, gets no advice.
-MIN_CALLS = 100
-MIN_RATIO_OF_TIME = 0.05
-#: Reads are small if their mean size is below this; for larger reads, the cost of the call itself hardly matters.
-SMALL_READ_BYTES = 64 << 10
-GOOD_READ_BYTES = 1 << 20
-#: Reads count as consecutive from this share on, and as random below the second one.
-CONSECUTIVE_FROM = 0.8
-RANDOM_BELOW = 0.2
-#: Share of reads that must have waited before the advice names read-ahead.
-WAITED_FROM = 0.1
-EMPTY_FROM = 0.3
-METADATA_FROM = 0.2
-REOPENED_FROM = 4.0
-SMALL_FILE_BYTES = 1 << 20
-#: Advice on read amplification starts at this many reads of each byte in a pass over the data, and this many bytes.
-AMPLIFIED_FROM = 2.0
-AMPLIFIED_BYTES = 64 << 20
 
 _Found = tuple[int, str] | None
 _Sums = Mapping[str, int]
@@ -264,7 +245,7 @@ def io_advice(trace: Trace) -> Table:
     sums["files_count"] = files.count(read | written)
     spent = sums["read_ns"] + sums["write_ns"] + sums["metadata_ns"]
     calls = sums["opens_count"] + sums["reads_count"]
-    worth = np.flatnonzero((calls >= MIN_CALLS) & (spent >= MIN_RATIO_OF_TIME * spent.sum()))
+    worth = np.flatnonzero((calls >= POLICY.least_calls_count) & (spent >= POLICY.least_time_ratio * spent.sum()))
     rows: list[tuple[str, str, int, str]] = []
     for place in worth.tolist():
         figures = {name: int(values[place]) for name, values in sums.items()}
@@ -283,23 +264,23 @@ def _repeated_directories(
     """Return rows of directories whose files a rank reads repeatedly in one pass over its data."""
     reads = file_reads(trace)
     excess = reads.read_bytes - reads.needed_bytes
-    chosen = (excess > 0) & (reads.read_bytes >= AMPLIFIED_FROM * reads.needed_bytes)
+    chosen = (excess > 0) & (reads.read_bytes >= POLICY.amplified_times * reads.needed_bytes)
     rows = []
     for place in np.unique(of_path[chosen[used]]).tolist():
         files = used[(of_path == place) & chosen[used]]
         read, needed, distinct = (
             int(values[files].sum()) for values in (reads.read_bytes, reads.needed_bytes, reads.distinct_bytes)
         )
-        if read - needed < AMPLIFIED_BYTES or spent[place] < MIN_RATIO_OF_TIME * spent.sum():
+        if read - needed < POLICY.amplified_bytes or spent[place] < POLICY.least_time_ratio * spent.sum():
             continue
         largest = trace.text(int(files[np.argmax(excess[files])])).rpartition("/")[2]
         which = largest if len(files) == 1 else f"{len(files):,} files, most of it of {largest}"
         saving = float((counters.sums["read_ns"][files] * (excess[files] / reads.read_bytes[files])).sum())
         advice = (
             f"{which}: {bytes_text(read)} are read, {bytes_text(distinct)} without repetition; a rank reads each byte"
-            f" at least {read / needed:.3g} times in a pass over its data (from {AMPLIFIED_FROM:.0f}): read what a"
-            " sample needs alone (smaller row groups or chunks, fewer columns), take samples in the order of the file,"
-            " or keep what was decoded"
+            f" at least {read / needed:.3g} times in a pass over its data (from {POLICY.amplified_times:.0f}): read"
+            " what a sample needs alone (smaller row groups or chunks, fewer columns), take samples in the order of"
+            " the file, or keep what was decoded"
         )
         rows.append((str(names[place]), "read_amplification", round(saving), advice))
     return rows
@@ -307,12 +288,12 @@ def _repeated_directories(
 
 def _small_reads(sums: _Sums) -> _Found:
     full = sums["reads_count"] - sums["empty_reads_count"]
-    if full < MIN_CALLS or sums["read_bytes"] >= SMALL_READ_BYTES * full:
+    if full < POLICY.least_calls_count or sums["read_bytes"] >= POLICY.small_read_bytes * full:
         return None
     share = _share(sums["consecutive_reads_count"], sums["located_reads_count"])
-    if share < CONSECUTIVE_FROM:
+    if share < POLICY.consecutive_ratio:
         return None
-    needed = max(-(-sums["read_bytes"] // GOOD_READ_BYTES), sums["read_files_count"], 1)
+    needed = max(-(-sums["read_bytes"] // POLICY.good_read_bytes), sums["read_files_count"], 1)
     if needed >= full:
         return None
     # The time of reads that did not wait is the cost of the calls themselves; fewer calls remove a part of it.
@@ -321,21 +302,21 @@ def _small_reads(sums: _Sums) -> _Found:
     saving = round(quick_ns / quick * (full - needed)) if quick > 0 else 0
     return saving, (
         f"{full:,} reads of {bytes_text(sums['read_bytes'] / full)} on average (small: below"
-        f" {bytes_text(SMALL_READ_BYTES)}), {percent_text(share)} of them right behind the last one (from"
-        f" {percent_text(CONSECUTIVE_FROM)}): a buffer of {bytes_text(GOOD_READ_BYTES)} needs {needed:,}"
+        f" {bytes_text(POLICY.small_read_bytes)}), {percent_text(share)} of them right behind the last one (from"
+        f" {percent_text(POLICY.consecutive_ratio)}): a buffer of {bytes_text(POLICY.good_read_bytes)} needs {needed:,}"
     )
 
 
 def _read_ahead(sums: _Sums) -> _Found:
     follow, waited = sums["consecutive_reads_count"], sums["consecutive_blocked_count"]
     share, blocked = _share(follow, sums["located_reads_count"]), _share(waited, follow)
-    if follow < MIN_CALLS or share < CONSECUTIVE_FROM or blocked < WAITED_FROM:
+    if follow < POLICY.least_calls_count or share < POLICY.consecutive_ratio or blocked < POLICY.waited_ratio:
         return None
     return min(sums["blocked_read_ns"], sums["read_ns"]), (
-        f"{percent_text(share)} of reads go on where the last one ended (from {percent_text(CONSECUTIVE_FROM)}), and"
-        f" {percent_text(blocked)} of these wait for storage (from {percent_text(WAITED_FROM)}),"
-        f" {duration_text(sums['blocked_read_ns'])} in all: read ahead further, by read_ahead_kb of the disk,"
-        " posix_fadvise(POSIX_FADV_WILLNEED) or a reader thread"
+        f"{percent_text(share)} of reads go on where the last one ended (from"
+        f" {percent_text(POLICY.consecutive_ratio)}), and {percent_text(blocked)} of these wait for storage (from"
+        f" {percent_text(POLICY.waited_ratio)}), {duration_text(sums['blocked_read_ns'])} in all: read ahead"
+        " further, by read_ahead_kb of the disk, posix_fadvise(POSIX_FADV_WILLNEED) or a reader thread"
     )
 
 
@@ -343,25 +324,26 @@ def _random_reads(sums: _Sums) -> _Found:
     located, waited = sums["located_reads_count"], sums["blocked_reads_count"]
     share = _share(sums["sequential_reads_count"], located)
     several = located - sums["opens_count"]  # the first read after an open is at the begin of the file
-    if located < MIN_CALLS or several < located / 2 or share >= RANDOM_BELOW:
+    if located < POLICY.least_calls_count or several < located / 2 or share >= POLICY.random_ratio:
         return None
     blocked = _share(waited, sums["reads_count"])
-    if blocked < WAITED_FROM:
+    if blocked < POLICY.waited_ratio:
         return None
     return -1, (
         f"{percent_text(share)} of {located:,} reads lie behind the last one (random: below"
-        f" {percent_text(RANDOM_BELOW)}), {percent_text(blocked)} wait for storage (from {percent_text(WAITED_FROM)}):"
-        " sort the reads by offset, or say posix_fadvise(POSIX_FADV_RANDOM) so that no read-ahead is wasted"
+        f" {percent_text(POLICY.random_ratio)}), {percent_text(blocked)} wait for storage (from"
+        f" {percent_text(POLICY.waited_ratio)}): sort the reads by offset, or say posix_fadvise(POSIX_FADV_RANDOM) so"
+        " that no read-ahead is wasted"
     )
 
 
 def _empty_reads(sums: _Sums) -> _Found:
     share = _share(sums["empty_reads_count"], sums["reads_count"])
-    if sums["reads_count"] < MIN_CALLS or share < EMPTY_FROM:
+    if sums["reads_count"] < POLICY.least_calls_count or share < POLICY.empty_ratio:
         return None
     return -1, (
-        f"{percent_text(share)} of {sums['reads_count']:,} reads return nothing (from {percent_text(EMPTY_FROM)}): they"
-        " ask for the end of the file; read as many bytes as fstat says"
+        f"{percent_text(share)} of {sums['reads_count']:,} reads return nothing (from"
+        f" {percent_text(POLICY.empty_ratio)}): they ask for the end of the file; read as many bytes as fstat says"
     )
 
 
@@ -369,12 +351,13 @@ def _many_opens(sums: _Sums) -> _Found:
     times = _share(sums["opens_count"], sums["files_count"])
     spent = sums["read_ns"] + sums["write_ns"] + sums["metadata_ns"]
     share = _share(sums["metadata_ns"], spent)
-    if sums["opens_count"] < MIN_CALLS or times < REOPENED_FROM or share < METADATA_FROM:
+    if sums["opens_count"] < POLICY.least_calls_count or times < POLICY.reopened_times or share < POLICY.metadata_ratio:
         return None
     saving = round(sums["metadata_ns"] * (1 - 1 / times))
     return saving, (
-        f"each of {sums['files_count']:,} files is opened {times:.3g} times (from {REOPENED_FROM:.0f}), and metadata"
-        f" calls are {percent_text(share)} of the time (from {percent_text(METADATA_FROM)}): keep the files open"
+        f"each of {sums['files_count']:,} files is opened {times:.3g} times (from {POLICY.reopened_times:.0f}), and"
+        f" metadata calls are {percent_text(share)} of the time (from {percent_text(POLICY.metadata_ratio)}): keep the"
+        " files open"
     )
 
 
@@ -384,12 +367,12 @@ def _small_files(sums: _Sums) -> _Found:
         return None
     spent = sums["read_ns"] + sums["write_ns"] + sums["metadata_ns"]
     share, size = _share(sums["metadata_ns"], spent), _share(sums["extent_bytes"], files)
-    if files < MIN_CALLS or size >= SMALL_FILE_BYTES or share < METADATA_FROM:
+    if files < POLICY.least_calls_count or size >= POLICY.small_file_bytes or share < POLICY.metadata_ratio:
         return None
     return sums["metadata_ns"], (
-        f"{files:,} files of {bytes_text(size)} on average (small: below {bytes_text(SMALL_FILE_BYTES)}), and metadata"
-        f" calls are {percent_text(share)} of the time (from {percent_text(METADATA_FROM)}): pack them into archives of"
-        " 100 MB and more that are read from front to back"
+        f"{files:,} files of {bytes_text(size)} on average (small: below {bytes_text(POLICY.small_file_bytes)}), and"
+        f" metadata calls are {percent_text(share)} of the time (from {percent_text(POLICY.metadata_ratio)}): pack them"
+        " into archives of 100 MB and more that are read from front to back"
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from stashtrace.analysis.intervals import Bools, Floats, Int64, TimeSet, int64, window_around, window_at
 from stashtrace.analysis.io.data_files import data_files
+from stashtrace.analysis.io.policy import POLICY
 from stashtrace.analysis.io.ranges import DistinctBytes, batch_of, loader_passes
 from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.stalls.rows_by_thread import process_of_track
@@ -49,10 +50,6 @@ READERS, DATASET, EPOCHS, RANKS = "readers_count", "dataset_bytes", "epochs_coun
 PASSES, UNLOCATED, ELSEWHERE = "passes_count", "unlocated_files_count", "elsewhere_ratio"
 
 _DATA_STALLS = (*COLUMNS["data"], *COLUMNS["late"])
-#: If two readers overlap for less than this part of the busy time of storage, they say nothing about its speed.
-_TOGETHER_RATIO = 0.05
-#: A read that begins at most this far after the last one finds pages that the kernel read ahead (read_ahead_kb is 128).
-_READ_AHEAD_BYTES = 128 << 10
 
 Row = tuple[int, str, float, float, float, float, float, int, str]
 
@@ -213,7 +210,7 @@ def _begins_a_range(batch: Int64, path: Int64, offset: Int64, size: Int64) -> Bo
     new = np.ones(len(batch), dtype=bool)
     same = (batch[1:] == batch[:-1]) & (path[1:] == path[:-1])
     before, now = offset[:-1], offset[1:]
-    near = (now >= before) & (now <= before + size[:-1] + _READ_AHEAD_BYTES)
+    near = (now >= before) & (now <= before + size[:-1] + POLICY.read_ahead_bytes)
     new[1:] = ~(same & np.where((before >= 0) & (now >= 0), near, before == now))
     return new
 
@@ -313,7 +310,7 @@ def _storage(batches: list[_Batches], size: Int64, taken: Int64) -> list[Row]:
         calls_ns += float(length.sum())
     rows = [_rate(READER, size, taken, "ranges from storage, time in read calls")]
     rows.append(_plain(-1, READERS, calls_ns / max(busy_ns, 1.0), len(size), "readers in storage while one was, mean"))
-    if together_ns > _TOGETHER_RATIO * busy_ns:
+    if together_ns > POLICY.together_ratio * busy_ns:
         rate = together_bytes / together_ns * 1e9
         rows.append(_plain(-1, STORAGE, rate, len(size), "all readers while two or more were in storage"))
     return rows

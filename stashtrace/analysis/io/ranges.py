@@ -13,16 +13,13 @@ import numpy as np
 from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
 from stashtrace.analysis.io.calls import READING, moves, process_pieces
 from stashtrace.analysis.io.data_files import data_files
+from stashtrace.analysis.io.policy import POLICY
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import NOT_FILES, OPENS, BatchPhase
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
 PAGE_BYTES = 4096
-#: Ranges that are kept; with more, pages are merged in pairs, which counts more distinct bytes, never fewer.
-_LIMIT = 1 << 20
-#: Larger than any file; a damaged offset may be any number.
-_LARGEST_BYTES = 1 << 50
 
 
 class DistinctBytes:
@@ -36,7 +33,7 @@ class DistinctBytes:
     [[7, 9], [6144, 10]]
     """
 
-    def __init__(self, limit: int = _LIMIT) -> None:
+    def __init__(self, limit: int = POLICY.kept_ranges_count) -> None:
         self._limit = limit
         self._page = PAGE_BYTES
         self._key, self._low, self._high, self._end = (np.empty(0, dtype=np.int64) for _ in range(4))
@@ -45,8 +42,10 @@ class DistinctBytes:
 
     def add(self, key: Int64, offset: Int64, length: Int64) -> None:
         """Add ranges of files; ranges with unknown offsets must be left out."""
-        begin = np.clip(offset, 0, _LARGEST_BYTES)
-        self._waiting.append((int64(key), int64(begin), int64(np.clip(begin + length, begin, _LARGEST_BYTES))))
+        begin = np.clip(offset, 0, POLICY.largest_file_bytes)
+        self._waiting.append(
+            (int64(key), int64(begin), int64(np.clip(begin + length, begin, POLICY.largest_file_bytes)))
+        )
         self._waiting_count += len(key)
         if self._waiting_count > self._limit:
             self._merge()
@@ -79,7 +78,7 @@ class DistinctBytes:
                 np.append(self._high, -(-end // self._page)),
                 np.append(self._end, end),
             )
-        while len(self._key) > self._limit and self._page < _LARGEST_BYTES:
+        while len(self._key) > self._limit and self._page < POLICY.largest_file_bytes:
             self._page *= 2
             self._unite(self._key, self._low // 2, -(-self._high // 2), self._end)
 
@@ -127,7 +126,7 @@ def file_reads(trace: Trace) -> FileReads:
             op, result = piece["op_code"][rows], piece["result_bytes"][rows]
             path = int64(piece["path_code"][rows])
             read = (moves(piece)[rows] == READING) & (result > 0) & (piece["offset_bytes"][rows] >= 0)
-            read &= piece["offset_bytes"][rows] < _LARGEST_BYTES
+            read &= piece["offset_bytes"][rows] < POLICY.largest_file_bytes
             key, offset, length = reader * count + path[read], piece["offset_bytes"][rows[read]], result[read]
             by_reader.add(key, offset, length)
             files = GroupBy(key)

@@ -14,22 +14,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stashtrace.analysis.io.calls import READING, moves, process_pieces
+from stashtrace.analysis.io.policy import POLICY
 from stashtrace.analysis.stalls.sampled_cpus import last_values
 from stashtrace.schema.kinds import NOT_FILES, IoFlag, IoOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace, facts_named
 from stashtrace.text.units import bytes_text
 
-#: What a call that went to storage may have read ahead.
-_READ_AHEAD_BYTES = 512 * 1024
-_WENT_TO_STORAGE_NS = 20_000
 #: Libraries whose rings wait for sockets and read no files: libuv, on which torch builds the store of its rendezvous,
 #: which the launcher hosts, or rank 0.
 _WAIT_FOR_SOCKETS = ("libtorch_cpu.so", "libuv.so.1")
-#: Of pages that nothing here explains: page tables of file systems, swap.
-_SLACK_BYTES = 64 * 1024 * 1024
-#: Libraries of a process that did not say at its end what its loader had mapped.
-_UNKNOWN_LOADED_BYTES = 4 * 1024**3
 
 
 @dataclass(slots=True)
@@ -49,7 +43,7 @@ class _Process:
         """Return the bytes that nothing explains; 0 unless they are clearly more than could be explained."""
         explained = self.seen_bytes + self.mapped_bytes + self.loaded_bytes
         own = self.storage_bytes - self.children_bytes
-        surely = own > explained + self.seen_bytes + self.ahead_bytes + _SLACK_BYTES
+        surely = own > explained + self.seen_bytes + self.ahead_bytes + POLICY.slack_bytes
         return own - explained if surely else 0.0
 
 
@@ -86,7 +80,7 @@ def _processes(trace: Trace, facts: Callable[[str], Mapping[int, int]]) -> Itera
             of_image[parent].children_bytes += child.storage_bytes
     loaded = facts("loaded_bytes")
     for process in by_identity.values():
-        process.loaded_bytes = sum(loaded.get(image, _UNKNOWN_LOADED_BYTES) for image in process.images)
+        process.loaded_bytes = sum(loaded.get(image, POLICY.unknown_loaded_bytes) for image in process.images)
     suspects = [p for p in by_identity.values() if p.unseen_bytes()]
     if suspects:
         wanted = {image for process in suspects for image in process.images}
@@ -101,8 +95,8 @@ def _add(process: _Process, piece: Table) -> None:
     of_file = (piece["io_flags"] & NOT_FILES) == 0
     moved = np.maximum(piece["result_bytes"], 0)
     reads = of_file & (moves(piece) == READING)
-    slow = piece["end_ns"] - piece["begin_ns"] > _WENT_TO_STORAGE_NS
+    slow = piece["end_ns"] - piece["begin_ns"] > POLICY.went_to_storage_ns
     cached = (piece["io_flags"] & (IoFlag.SAMPLED | IoFlag.BLOCK_INPUT)) == IoFlag.SAMPLED
     process.seen_bytes += int(moved[reads].sum())
     process.mapped_bytes += int(moved[piece["op_code"] == IoOp.MMAP].sum())
-    process.ahead_bytes += int((of_file & slow & ~cached).sum()) * _READ_AHEAD_BYTES
+    process.ahead_bytes += int((of_file & slow & ~cached).sum()) * POLICY.read_ahead_at_most_bytes

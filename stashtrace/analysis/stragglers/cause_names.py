@@ -25,14 +25,13 @@ from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.stalls.rows_by_thread import READ_OPS, TraceIndex, kept_per_thread
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.analysis.stragglers.causes import CAUSES, COMPUTE, LAUNCH, PYTHON, RankTimes
+from stashtrace.analysis.stragglers.policy import POLICY
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import NAMED_SPANS, NOT_FILES, BatchPhase, DeviceWork, IoOp, Phase, SpanKind, WaitOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
 BETWEEN_PHASES = "between phases"
-#: A file, kernel or call is named if it takes at least this part of the time of its kind.
-_NAMES_DIVISOR = 4
 
 
 class Named(NamedTuple):
@@ -85,7 +84,7 @@ class Namer:
         time = late.times.sets[cause] & late.time
         named = way(late, other, time)
         # A name that takes only a small part of the time does not explain it.
-        small = 0 <= named.name_ns * _NAMES_DIVISOR < time.total_ns
+        small = 0 <= named.name_ns * POLICY.named_divisor < time.total_ns
         return Named(named.process, named.worker) if small and named.name else named
 
     def _batch(self, late: Window, time: TimeSet) -> tuple[int, int, TimeSet]:
@@ -170,7 +169,11 @@ class Namer:
             code = max(more, key=lambda key: (more[key], -key), default=-1)
             if code > 0 and more[code] > 0:
                 if names_of == self._files:
-                    return self._on_file(late, code) if more[code] * _NAMES_DIVISOR >= time.total_ns else Named(process)
+                    return (
+                        self._on_file(late, code)
+                        if more[code] * POLICY.named_divisor >= time.total_ns
+                        else Named(process)
+                    )
                 return Named(process, -1, self._index.trace.text(code), more[code])
         return Named(process)
 
@@ -243,7 +246,7 @@ class Namer:
         op, of_op = _longest(table["op_code"][calls], time.within(table["begin_ns"][calls], table["end_ns"][calls]))
         files = self._files(late, time)
         file = max(files, key=lambda code: (files[code], -code), default=-1)
-        if file >= 0 and files[file] * _NAMES_DIVISOR >= time.total_ns and files[file] > max(spent, of_op // 2):
+        if file >= 0 and files[file] * POLICY.named_divisor >= time.total_ns and files[file] > max(spent, of_op // 2):
             return self._on_file(late, file)
         if op >= 0 and of_op > spent:
             return Named(thread.process_id, -1, IoOp(op).name.lower(), of_op)

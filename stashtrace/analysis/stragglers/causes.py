@@ -24,17 +24,13 @@ from stashtrace.analysis.stalls.on_host import outer_phase_rows, time_of_spans
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.analysis.stragglers.instances import HUNG, UNORDERED, Instances
+from stashtrace.analysis.stragglers.policy import POLICY
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import SpanKind, StallKind, WaitOp
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-
-#: A late rank is compared with at most this many others, spread over the members of the group.
-COMPARED = 15
-#: A surplus of time explains the lateness if it is at least this share of it.
-_EXPLAINS_NUMERATOR, _EXPLAINS_DENOMINATOR = 1, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +96,7 @@ def causes(index: TraceIndex, operations: Instances, chosen: Int64) -> Causes:
     late_by = end[late] - origin[late] - typical[row, -1]
     cause = longer.argmax(axis=1)
     most = longer[np.arange(len(late)), cause]
-    explains = (most > 0) & (late_by > 0) & (most * _EXPLAINS_DENOMINATOR >= late_by * _EXPLAINS_NUMERATOR)
+    explains = (most > 0) & (late_by > 0) & (most * POLICY.explains_denominator >= late_by * POLICY.explains_numerator)
     out.cause[row] = np.where(explains, cause, -1)
     out.cause_ns[row] = np.where(explains, most, -1)
     out.late_by_ns[row], out.late_rank[row] = late_by, rank[late]
@@ -118,7 +114,11 @@ def _rows_to_compare(index: TraceIndex, operations: Instances, chosen: Int64) ->
         rows = rows[sure[rows]]
         members = groups[value].members
         # One more than needed: the late rank itself may be among them.
-        spread = members[np.unique(np.linspace(0, len(members) - 1, min(COMPARED + 1, len(members))).astype(np.int64))]
+        spread = members[
+            np.unique(
+                np.linspace(0, len(members) - 1, min(POLICY.compared_ranks_count + 1, len(members))).astype(np.int64)
+            )
+        ]
         parts_at.append(np.repeat(rows, len(spread)))
         parts_rank.append(np.tile(spread, len(rows)))
     at, rank = np.concatenate(parts_at), np.concatenate(parts_rank)
@@ -338,7 +338,7 @@ def compared_steps(trace: Trace, steps: Table, rank: int, peers: Sequence[int]) 
     known = [peer for peer in peers if peer in known_ranks and peer != rank]
     if rank not in known_ranks or not known:
         return {}
-    places = np.unique(np.linspace(0, len(known) - 1, min(COMPARED, len(known))).astype(np.int64))
+    places = np.unique(np.linspace(0, len(known) - 1, min(POLICY.compared_ranks_count, len(known))).astype(np.int64))
     tables = {one: steps.take(steps["rank"] == one) for one in (rank, *(known[place] for place in places.tolist()))}
     common = reduce(np.intersect1d, (table["step"] for table in tables.values()))
     if not len(common):

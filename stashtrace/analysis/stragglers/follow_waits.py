@@ -29,14 +29,12 @@ from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, in_steps, ranks_and_steps, steps
 from stashtrace.analysis.steps.threads import StepThread, threads_without_steps
 from stashtrace.analysis.stragglers.causes import BEFORE, CAUSES, RankTimes, queue_as_work, rank_times
+from stashtrace.analysis.stragglers.policy import POLICY
 from stashtrace.schema import columns as col
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace, cached_on_trace
-
-#: Of the waits of a rank that the oldest operation in flight does not explain, this many of the longest are looked up.
-_SEARCHED = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +169,7 @@ def _operations(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64,
     # Where several are awaited at once, another stream's may be the one: it ends with the late rank's arrival.
     other = np.flatnonzero(~right & (late >= 0))
     found[~right] = -1
-    for wait in other[np.argsort(begin[other] - end[other], kind="stable")[:_SEARCHED]].tolist():
+    for wait in other[np.argsort(begin[other] - end[other], kind="stable")[: POLICY.searched_waits_count]].tolist():
         fits = np.flatnonzero((who == late[wait]) & (enter <= begin[wait]) & (until >= end[wait]))
         found[wait] = fits[0] if len(fits) else -1
     return np.where(found >= 0, rows[found], -1)
@@ -218,12 +216,6 @@ def _level_by_waits(rank: Int64, late: Int64, begin: Int64, end: Int64) -> Int64
 WAITED = CAUSES.index("straggler")
 #: Kind of a root of which nothing is known to have taken longer.
 UNKNOWN = len(CAUSES)
-#: This number of the longest waits is followed; the others end at the rank that was waited for.
-_FOLLOWED = 200_000
-#: A chain of waits is followed over this many ranks.
-_LINKS = 64
-#: Parts of a wait below this are not followed further.
-_SMALL_RATIO = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +254,8 @@ def roots_of(trace: Trace) -> Roots:
     index = TraceIndex(trace)
     waits, threads = waits_of(trace)
     followed = np.ones(len(waits), dtype=bool)
-    if len(waits) > _FOLLOWED:
-        followed[np.argsort(-waits.length, kind="stable")[_FOLLOWED:]] = False
+    if len(waits) > POLICY.followed_waits_count:
+        followed[np.argsort(-waits.length, kind="stable")[POLICY.followed_waits_count :]] = False
     longer = _longer(index, waits, threads, followed)
     return Roots(waits, longer, *follow(waits, longer))
 
@@ -323,11 +315,11 @@ def follow(waits: Waits, longer_ns: Floats) -> tuple[Int64, Int64, Floats]:
     passes = np.where(last > first, passes, 0.0)
     source, current, part = np.arange(count), np.arange(count), waits.length.astype(np.float64)
     done: list[tuple[Int64, Int64, Floats]] = []
-    for _ in range(_LINKS):
+    for _ in range(POLICY.links_of_chain_count):
         stays = part * (1.0 - passes[current])
         done.append((source, current, stays))
         passed = part - stays
-        small = passed <= _SMALL_RATIO * waits.length[source]
+        small = passed <= POLICY.followed_ratio * waits.length[source]
         done.append((source[small], current[small], passed[small]))
         source, current, passed = source[~small], current[~small], passed[~small]
         if not len(source):

@@ -35,6 +35,7 @@ from stashtrace.analysis.stragglers.instances import (
     instances,
     launch_skews,
 )
+from stashtrace.analysis.stragglers.policy import POLICY
 from stashtrace.calibration.file import Calibration, calibration_of
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema import columns as col
@@ -115,10 +116,6 @@ LATE_RANKS = col.schema(
 )
 
 UNKNOWN = "unknown"
-#: A rank is late repeatedly if the probability by chance is below the first; the second is a share of the steps.
-_BY_CHANCE, _MOST_STEPS = 0.001, 0.5
-#: A step counts if it cost the group at least this part of the mean cost of a step.
-_MATTERS_DIVISOR = 10
 
 
 def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.PathLike[str] | None = None) -> Table:
@@ -249,9 +246,19 @@ def late_ranks(trace: Trace) -> Table:
             odds = min(1.0, members * chance(times, len(guilty), members))
             total = int(cost[mine].sum())
             cause, part = _main(why.cause[at[mine]], cost[mine])
-            by_chance = "few" if members * chance(len(guilty), len(guilty), members) >= _BY_CHANCE else "alternates"
+            by_chance = (
+                "few"
+                if members * chance(len(guilty), len(guilty), members) >= POLICY.late_chance_ratio
+                else "alternates"
+            )
             by_chance = "once" if len(guilty) == 1 else by_chance
-            verdict = by_chance if odds >= _BY_CHANCE else "always" if share > _MOST_STEPS else "often"
+            verdict = (
+                by_chance
+                if odds >= POLICY.late_chance_ratio
+                else "always"
+                if share > POLICY.most_steps_ratio
+                else "often"
+            )
             until = alone_end[at[mine]]
             missing = TimeSet.of(until - alone[at[mine]], until).total_ns
             numbers = (len(mine), len(at), times, len(guilty), share, total, missing)
@@ -322,7 +329,7 @@ def _guilty(step: Int64, rank: Int64, cost: Int64) -> Int64:
     costliest = GroupBy(pairs.keys[0]).argmax(pairs.sum(cost))
     per_step = GroupBy(step).sum(cost)
     # Some rank is always last by a few microseconds; that says nothing.
-    matters = per_step * _MATTERS_DIVISOR * len(per_step) >= per_step.sum()
+    matters = per_step * POLICY.matters_divisor * len(per_step) >= per_step.sum()
     return int64(pairs.keys[1][costliest][matters])
 
 
@@ -337,9 +344,6 @@ def _main(cause: Int64, cost: Int64) -> tuple[str, float]:
 # Transfers of instances compared with the speed of their link: by a calibration, else by the run's best transfers.
 
 SOURCES = ("none", "run", "calibration")
-#: The best tenth of a kind of transfer shows what its link can do, if there are at least this many. A kind is all
-#: transfers of one size, else all between two powers of two.
-_BEST_DIVISOR, _ENOUGH = 10, 8
 
 
 def transfers(index: TraceIndex, operations: Instances, calibration: Calibration | None) -> tuple[Int64, Int64, Int64]:
@@ -373,7 +377,11 @@ def _best(transfer: Int64, *keys: npt.NDArray[Any]) -> Int64:
     order = order_by(*keys, transfer)
     order = order[transfer[order] >= 0]
     similar = GroupBy.runs(*(key[order] for key in keys))
-    best = np.where(similar.sizes >= _ENOUGH, order[similar.first + similar.sizes // _BEST_DIVISOR], -1)
+    best = np.where(
+        similar.sizes >= POLICY.enough_transfers_count,
+        order[similar.first + similar.sizes // POLICY.best_transfers_divisor],
+        -1,
+    )
     out[order] = best[similar.number]
     return out
 

@@ -26,15 +26,11 @@ from stashtrace.analysis.collectives.matching import group_table, peers_of, proc
 from stashtrace.analysis.intervals import Bools, Int64, int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import step_at
+from stashtrace.analysis.stragglers.policy import POLICY
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, Phase
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import PIPELINE_STAGE, Trace, facts_named
-
-#: One of two ranks sends, or computes, that many times more often than the other: they are no stages of one pipeline.
-UNEQUAL = 1.5
-#: Messages of a step that are counted as this many: medians of steps and of ranks differ by less.
-_SAME_RATIO = 0.02
 
 #: Messages in a step, by sender and receiver.
 Messages = Mapping[tuple[int, int], float]
@@ -61,7 +57,7 @@ def lines_of(often: Messages, begins: Mapping[int, bool]) -> list[Line]:
     near: dict[int, set[int]] = {}
     for (a, b), count in often.items():
         back = often.get((b, a), 0.0)
-        if min(count, back) <= 0 or max(count, back) > UNEQUAL * min(count, back):
+        if min(count, back) <= 0 or max(count, back) > POLICY.unequal_times * min(count, back):
             return []
         near.setdefault(a, set()).add(b)
         near.setdefault(b, set()).add(a)
@@ -110,8 +106,15 @@ def _ring(ranks: list[int], often: Messages, begins: Mapping[int, bool]) -> Line
     each_way, back = _each_way(ordered, often), between[closing]
     others = [messages for n, messages in enumerate(between) if n != closing]
     # In a ring that is no pipeline, as of an exchange with both neighbours, all send as often.
-    is_line = max(others) <= (1 + _SAME_RATIO) * min(others) and back < (1 - _SAME_RATIO) * each_way
-    return Line(tuple(ordered), each_way, back) if is_line and 2 * back >= (1 - _SAME_RATIO) * each_way else None
+    is_line = (
+        max(others) <= (1 + POLICY.same_messages_ratio) * min(others)
+        and back < (1 - POLICY.same_messages_ratio) * each_way
+    )
+    return (
+        Line(tuple(ordered), each_way, back)
+        if is_line and 2 * back >= (1 - POLICY.same_messages_ratio) * each_way
+        else None
+    )
 
 
 def _begins(one: int, other: int, begins: Mapping[int, bool]) -> bool:
@@ -153,22 +156,21 @@ def _plain(line: Line, computed: float) -> tuple[int, int] | None:
 def _whole_ratio(messages: float, computed: float) -> float:
     """Return micro-batches by messages: 1, or less where each computation has several messages."""
     several = messages / computed if computed else 1.0
-    return 1 / round(several) if several > 1 and abs(several - round(several)) <= _SAME_RATIO * several else 1.0
+    return (
+        1 / round(several)
+        if several > 1 and abs(several - round(several)) <= POLICY.same_messages_ratio * several
+        else 1.0
+    )
 
 
 def _whole(microbatches: float, passes: float) -> tuple[int, int] | None:
     """Return micro-batches and stages of a rank, if this many passes are whole numbers of them."""
-    if microbatches < 1 - _SAME_RATIO:
+    if microbatches < 1 - POLICY.same_messages_ratio:
         return None
     stages = passes / microbatches
-    if round(stages) < 1 or abs(stages - round(stages)) > _SAME_RATIO * stages:
+    if round(stages) < 1 or abs(stages - round(stages)) > POLICY.same_messages_ratio * stages:
         return None
     return round(microbatches), round(stages)
-
-
-#: The first of two ranks takes in this many micro-batches before it waits for one to come back, and one that leaves
-#: then.
-_TWO_AHEAD = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +231,7 @@ def stages_of(trace: Trace, steps: Table) -> Stages | None:
     backwards = _backwards(trace, steps)
     recorded = set(trace.processes["rank"].tolist())
     in_lines = [backwards.get(rank, 0.0) for line in lines for rank in line.ranks if rank in recorded]
-    if max(in_lines) > UNEQUAL * min(in_lines):
+    if max(in_lines) > POLICY.unequal_times * min(in_lines):
         return None  # a server, say, that only answers
     computed = float(np.median(in_lines))
     found = {stages_of_messages(line, computed, sent.fills_once(line.ranks[0])) for line in lines}
@@ -298,7 +300,7 @@ class _Sent:
             ahead = int(np.argmin(sends))  # sent before anything came back
             # A message that comes back while one leaves is counted before it or after it.
             more = int(np.cumsum(np.where(sends, 1, -1)).max()) - ahead
-            usual.append(more <= 1 and (ahead <= _TWO_AHEAD or 2 * ahead == len(sends)))
+            usual.append(more <= 1 and (ahead <= POLICY.ahead_batches_count or 2 * ahead == len(sends)))
         return 2 * sum(usual) > len(usual)
 
 

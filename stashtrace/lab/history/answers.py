@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from stashtrace.lab.history.policy import POLICY
 from stashtrace.lab.history.questions.fleet import BY, costs, fleet_view, run_list
 from stashtrace.lab.history.questions.interference import interference
 from stashtrace.lab.history.questions.late_hosts import NAMED, late_hosts
@@ -32,8 +33,6 @@ from stashtrace.schema.table import Table
 from stashtrace.text.prose import count_noun
 from stashtrace.text.units import duration_text, percent_text, shortened, span_text
 
-#: Sentences of a question; its table has the rest.
-MOST = 3
 _COMMIT_DIGITS, _JOB_WIDTH = 10, 60
 #: Cause of the costs -> what a person calls it.
 LABELS = KIND_LABELS | {OUTSIDE: "starts, warm-up, validation, ends"}
@@ -85,7 +84,7 @@ def commits_sentences(table: Table, totals: RunTotals) -> list[str]:
         return ["no run says its commit, so no change can be blamed"]
     if not said:
         said.append("no commit made a job slower or faster beyond doubt")
-    for row in doubts[:MOST]:
+    for row in doubts[: POLICY.sentences_count]:
         why = "there are too few runs to rule out chance" if row["verdict"] == "few" else "its runs were on other hosts"
         said.append(f"{short_commit(row['commit'])} may have changed {_job(row['job'])}, but {why}")
     return said
@@ -122,7 +121,7 @@ def costs_sentences(table: Table, totals: RunTotals) -> list[str]:
     """Say what the largest causes but compute cost."""
     rows = [row for row in table.rows() if row["cause"] != "compute"]
     said = []
-    for row in rows[:MOST]:
+    for row in rows[: POLICY.sentences_count]:
         cost = f", {cost_text(row['cost'], totals.currency)}" if row["cost"] >= 0 else ""
         energy = f", {energy_text(row['energy_kwh'])}" if row["energy_kwh"] > 0 else ""
         said.append(
@@ -250,19 +249,13 @@ def answers(totals: RunTotals, names: Sequence[str], *, by: str, limit_percent: 
     return [answer(totals, name, by=by, limit_percent=limit_percent) for name in names]
 
 
-#: Rows of a table on the page, of which the command prints all; columns of this detail are in its output alone.
-_ROWS, _DETAIL = 50, 2
-#: Groups of the fleet with a bar.
-_BARS = 12
+#: Columns of this detail are in the command's output alone.
+_DETAIL = 2
 _PAGE_JOB_WIDTH = 70
-#: Runs on the axis of dates, the newest; dates on it.
-_RUNS, _DATES = 500, 5
 #: Of that picture, in pixels: its height, the part for points, and how far these stay off its upper edge.
 _HEIGHT, _PLOT, _MARGIN = 190, 160, 20
 #: Part of its width for the scale, in percent.
 _LEFT = 9
-#: Steps longer than this many times the median of their job are drawn at this height.
-_MOST_RATIO = 3.0
 _DAY_NS = 86_400 * 10**9
 
 
@@ -272,8 +265,8 @@ def overview_blocks(answers: Sequence[Answer]) -> list[Block | None]:
 
 
 def _first(sentences: Sequence[str]) -> list[str]:
-    more = len(sentences) - MOST - 1
-    return [*sentences[: MOST + 1], *([f"and {more} more"] if more > 0 else [])]
+    more = len(sentences) - POLICY.sentences_count - 1
+    return [*sentences[: POLICY.sentences_count + 1], *([f"and {more} more"] if more > 0 else [])]
 
 
 def history_blocks(totals: RunTotals, answers: Sequence[Answer]) -> list[Block | None]:
@@ -320,7 +313,7 @@ def _headline(said: dict[str, Answer]) -> str:
 
 def _part(one: Answer, totals: RunTotals, known: set[str]) -> Part:
     place = shlex.quote(totals.history.place.text)
-    rows = list(one.table.take(slice(0, _ROWS)).rows())
+    rows = list(one.table.take(slice(0, POLICY.page_rows_count)).rows())
     columns = [column for column in one.table.schema.columns if column.detail < _DETAIL]
     cells = [[shown_cell(column, row[column.name], totals.currency) for column in columns] for row in rows]
     more = len(one.table) - len(rows)
@@ -339,7 +332,7 @@ def _part(one: Answer, totals: RunTotals, known: set[str]) -> Part:
 def _bars(rows: Sequence[dict[str, Any]]) -> list[Bar]:
     """Return a bar for each of the first groups of the fleet: parts of the time inside of counted steps."""
     bars = []
-    for row in rows[:_BARS]:
+    for row in rows[: POLICY.bars_count]:
         inside = sum(row[f"{name}_ratio"] for name in COLUMNS)
         if inside > 0:
             ratios = [row[f"{name}_ratio"] / inside for name in COLUMNS]
@@ -373,11 +366,15 @@ class _Axes:
             at = self.down(ratio)
             yield f'<line class="grid" x1="{_LEFT - 1}%" x2="100%" y1="{at}" y2="{at}"/>'
             yield tag("text", f"{ratio:.2f}", class_="scale", x="0", y=str(at + 4))
-        long = self.last_ns - self.first_ns >= 2 * _DATES * _DAY_NS
-        for number in range(_DATES):
-            ns = self.first_ns + (self.last_ns - self.first_ns) * number // (_DATES - 1)
-            anchor = "start" if number == 0 else "end" if number == _DATES - 1 else "middle"
-            class_ = "scale" if number in (0, _DATES // 2, _DATES - 1) else "scale between"
+        long = self.last_ns - self.first_ns >= 2 * POLICY.dates_on_axis_count * _DAY_NS
+        for number in range(POLICY.dates_on_axis_count):
+            ns = self.first_ns + (self.last_ns - self.first_ns) * number // (POLICY.dates_on_axis_count - 1)
+            anchor = "start" if number == 0 else "end" if number == POLICY.dates_on_axis_count - 1 else "middle"
+            class_ = (
+                "scale"
+                if number in (0, POLICY.dates_on_axis_count // 2, POLICY.dates_on_axis_count - 1)
+                else "scale between"
+            )
             date, y = _moment(ns)[slice(10) if long else slice(5, 16)], str(_HEIGHT - 8)
             yield tag("text", date, class_=class_, x=self.across(ns), y=y, text_anchor=anchor)
 
@@ -385,14 +382,14 @@ class _Axes:
 def _runs_over_time(totals: RunTotals, commits: Table | None) -> tuple[str, str]:
     """Return the picture of the runs and what it shows; ``commits``: rows of ``slow_commits``, drawn as lines."""
     begin_ns, usual_ns = totals.history.begin_ns, typical_steps(totals)
-    drawn = np.flatnonzero(totals.step_ns > 0)[-_RUNS:]
+    drawn = np.flatnonzero(totals.step_ns > 0)[-POLICY.runs_on_axis_count :]
     if not len(drawn):
         return "", "No run has steps."
     ratios = totals.step_ns[drawn] / usual_ns[drawn]
     first, last = int(begin_ns[drawn].min()), int(begin_ns[drawn].max())
     room_ns = 0 if last > first else _DAY_NS // 2
     low, high = float(ratios.min()), float(ratios.max())
-    axes = _Axes(first - room_ns, last + room_ns, min(low, 0.9), min(max(high, 1.1), _MOST_RATIO))
+    axes = _Axes(first - room_ns, last + room_ns, min(low, 0.9), min(max(high, 1.1), POLICY.drawn_step_times))
     parts = [*axes.drawn(), *_changes(totals, commits, axes)]
     for run, ratio in zip(drawn.tolist(), ratios.tolist(), strict=True):
         said = (

@@ -25,6 +25,7 @@ from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.stragglers.causes import surplus_over_peers
 from stashtrace.analysis.stragglers.stragglers import stragglers
 from stashtrace.errors import FormatError, MissingDataError
+from stashtrace.lab.history.policy import POLICY
 from stashtrace.lab.history.run_files import OUTSIDE, SECTIONS, Place, RunRows
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import Phase, PhaseFlag, ProcessRole, StallKind
@@ -34,10 +35,6 @@ from stashtrace.schema.trace import Trace, run_facts
 from stashtrace.scrubbing.secrets import scrub_arguments, scrub_urls
 from stashtrace.summary.words import claim_text, findings_of
 
-#: Values of a series of steps: means of neighbouring ones of longer runs.
-KEPT_STEPS = 128
-#: The number of ranks, those that were waited for longest, whose work is compared with that of the others.
-_EXAMINED_RANKS = 3
 _QUANTILES = {"p10_ns": 10, "p50_ns": 50, "p90_ns": 90, "p99_ns": 99}
 _CLAIMS = "verdict"
 #: Where the machines of a provider say of which type they are.
@@ -71,7 +68,7 @@ def rows_of_run(trace: Trace, launch: Mapping[str, Any]) -> RunRows:
     _add_ranks(out, trace, steps)
     if run is not None and steps is not None:
         _add_kinds(out, trace, steps)
-        for kind, values in run.condensed(KEPT_STEPS).times_ns.items():
+        for kind, values in run.condensed(POLICY.kept_steps).times_ns.items():
             out.add("steps", kind=kind, steps_count=run.steps_count, values=values.tolist())
         _add_claims(out, summarize(trace))
     host = os.uname().nodename
@@ -173,7 +170,7 @@ def _waits_for(trace: Trace, steps: Table | None) -> dict[int, tuple[int, int, i
             last.get(rank, 0),
             "",
         )
-    worst = sorted(waits, key=lambda rank: -waits[rank][0])[:_EXAMINED_RANKS]
+    worst = sorted(waits, key=lambda rank: -waits[rank][0])[: POLICY.examined_ranks_count]
     for rank in worst:
         longer = surplus_over_peers(trace, counted, rank, [int(r) for r in trace.ranks if r != rank])
         if longer and max(longer.values()) > 0:
@@ -212,14 +209,6 @@ def add_run(place: Place, trace: Trace, directory: Path) -> str:
     return f"added to the history {place.text}: {name}"
 
 
-#: The number of equal parts that the time of a run is cut into, of a second or more: clocks of hosts agree no better.
-_PARTS, _SHORTEST_NS = 512, 1_000_000_000
-#: File systems kept of a run, those with the longest reads first.
-_FILE_SYSTEMS = 3
-#: Checkpoints kept of a run, the longest ones.
-_CHECKPOINTS = 200
-
-
 def add_traffic(
     out: RunRows, trace: Trace, steps: Table | None, mounts: Sequence[Mount], directory: str, origin_ns: int
 ) -> None:
@@ -233,7 +222,7 @@ def add_traffic(
     if not systems:
         return
     begin, end = _span(trace)
-    part_ns = max(_SHORTEST_NS, -(-(end - begin) // _PARTS))
+    part_ns = max(POLICY.shortest_part_ns, -(-(end - begin) // POLICY.parts_of_run_count))
     parts_count = max(-(-(end - begin) // part_ns), 1)
     edges = begin + part_ns * np.arange(parts_count + 1)
     points = {mount.name: mount.point for mount in systems.values()}
@@ -258,7 +247,7 @@ def add_traffic(
             writes = (move == WRITING) & (system >= 0) & (inside >= 0)
             np.add.at(written, (system[writes], inside[writes]), np.maximum(piece["result_bytes"][writes], 0))
     ends = _steps_ended(steps, edges)
-    longest = [at for at in np.argsort(-spent.sum(axis=1)).tolist() if counts[at].any()][:_FILE_SYSTEMS]
+    longest = [at for at in np.argsort(-spent.sum(axis=1)).tolist() if counts[at].any()][: POLICY.file_systems_count]
     for at in longest:
         place = {"mount": points[names[at]], "begin_ns": origin_ns + begin, "end_ns": origin_ns + int(edges[-1])}
         for section, values in (("reads_count", counts[at]), ("reads_ns", spent[at]), ("steps_count", ends)):
@@ -310,7 +299,7 @@ def _checkpoints(trace: Trace) -> TimeSet:
 
 def _add_checkpoints(out: RunRows, checkpoints: TimeSet, written: Int64, names: Sequence[str], origin_ns: int) -> None:
     """Append a row for each checkpoint and file system that it wrote to."""
-    longest = np.argsort(checkpoints.begin - checkpoints.end, kind="stable")[:_CHECKPOINTS]
+    longest = np.argsort(checkpoints.begin - checkpoints.end, kind="stable")[: POLICY.checkpoints_count]
     for at in np.sort(longest).tolist():
         for system in np.flatnonzero(written[:, at]).tolist():
             out.add(

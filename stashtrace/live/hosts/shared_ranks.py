@@ -33,7 +33,7 @@ from stashtrace.format.ring import PAGE_BYTES, RING_FILE_HEADER, RING_FILE_MAGIC
 from stashtrace.format.stash_file import PART_BYTES, Chunk, StashFile
 from stashtrace.live import times
 from stashtrace.live.table import open_own
-from stashtrace.loading.clocks.host_clock import UNBRACKETED_NS
+from stashtrace.loading.clocks.policy import POLICY
 from stashtrace.loading.run_tables import OpenedRun, missing_ranks
 from stashtrace.record.directory import HOSTS_FOLDER
 from stashtrace.record.launchers import launchers
@@ -214,7 +214,7 @@ class _SharedRank:
             return
         self._begun.add(file.name)
         layout, facts = current_layouts()["clock_sync"], file.metadata
-        bracket = int(2 * UNBRACKETED_NS * float(facts.get("tick_hz") or 1e9) / 1e9)
+        bracket = int(2 * POLICY.unbracketed_ns * float(facts.get("tick_hz") or 1e9) / 1e9)
         values = [facts.get(name) for name in ("start_ticks", "start_monotonic_ns", "start_realtime_ns")]
         if all(isinstance(value, int) and value > 0 for value in values):
             row = np.array([(*values, bracket, 0)], dtype=layout.dtype)

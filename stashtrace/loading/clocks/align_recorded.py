@@ -19,8 +19,9 @@ import numpy as np
 
 from stashtrace.loading.clocks import fit_host_pair
 from stashtrace.loading.clocks.fit_host_pair import STRAIGHT, Bend
-from stashtrace.loading.clocks.host_clock import REALTIME_ERROR_NS, RunClocks
+from stashtrace.loading.clocks.host_clock import RunClocks
 from stashtrace.loading.clocks.meetings import NONE, Meetings, meetings_of, pings_of
+from stashtrace.loading.clocks.policy import POLICY
 from stashtrace.loading.process_identity import Process
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.groupby import Floats, Int64
@@ -355,10 +356,6 @@ def alignment_losses(alignment: Alignment, names: Sequence[str]) -> list[LossRow
     return rows
 
 
-#: Largest rounding step of the time stamps in a file: many formats hold microseconds.
-_STAMP_ERROR_NS = 1_000
-
-
 @dataclass(slots=True)
 class ImportedClocks:
     """Clocks of one load."""
@@ -407,7 +404,7 @@ class ImportedClocks:
                 error = int(offset.error_ns.max())
                 worth = (shift, offset.drift_ppb, error, offset.touch_error_ns, code(offset.method))
             elif clock and clock != self.reference:
-                worth = (0, 0, REALTIME_ERROR_NS, REALTIME_ERROR_NS, code("realtime"))
+                worth = (0, 0, POLICY.realtime_error_ns, POLICY.realtime_error_ns, code("realtime"))
             else:
                 worth = (0, 0, 0, 0, code("same_clock" if clock else "assumed"))
             rows.append((code(clock), code(self.reference), *worth))
@@ -439,7 +436,7 @@ def imported_clocks(
     tables = {name: Table.concat(TABLES[name], [p.table(name) for p in parts]) for name in ("collectives", "groups")}
     seen = sorted(firsts_ns)
     lifes = lifes_of(host_of[seen], [firsts_ns[p] for p in seen], [lasts_ns[p] for p in seen])
-    own_error = np.full(len(order), _STAMP_ERROR_NS, dtype=np.int64)
+    own_error = np.full(len(order), POLICY.stamp_error_ns, dtype=np.int64)
     alignment = align_tables(tables["collectives"], tables["groups"], host_of, own_error, lifes)
     clocks.offsets = {order[host]: offset for host, offset in alignment.offsets.items()}
     clocks.losses = alignment_losses(alignment, order)

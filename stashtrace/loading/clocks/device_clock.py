@@ -14,6 +14,7 @@ import numpy as np
 
 from stashtrace.collectors.decode_context import DeviceTime, TickClock
 from stashtrace.loading.clocks.host_clock import TickMap, consistent_run, with_ends
+from stashtrace.loading.clocks.policy import POLICY
 from stashtrace.schema.groupby import Int64
 from stashtrace.schema.kinds import DeviceClock, Severity
 from stashtrace.schema.possible import is_possible
@@ -21,23 +22,6 @@ from stashtrace.schema.trace import LossRow, RawProcess
 
 #: Records that this module needs from every process before rows are decoded.
 RECORDS = ("device_info", "device_clock")
-#: A reading is compared with the best one in a window of this length, because a busy device answers late for a while.
-_WINDOW_NS = 16_000_000_000
-#: A reading this much wider than the best of its window only adds noise ...
-_WIDE_RATIO = 4
-#: ... and a reading this much wider than the usual one of the run is left out where its neighbours are near.
-_VERY_WIDE_RATIO = 8
-_NEAR_NS = 64_000_000_000
-#: Of two readings closer together than this, only one is used.
-_CLOSE_NS = 250_000_000
-#: Two readings whose rate is further from 1 than this contradict each other.
-_MAX_DRIFT_PPB = 2_000_000
-#: Rounding step of an event's time; the driver counts in about half a microsecond.
-_EVENT_STEP_NS = 500
-#: A common factor of the readings above this is a coincidence.
-_MAX_STEP_NS = 1 << 14
-#: A reading that took longer than this (three days) is ignored.
-_MAX_WIDTH_NS = 1 << 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +60,7 @@ def device_time(readings: DeviceReadings, clock: DeviceClock) -> DeviceTime:
 def _mapping(device: Int64, common: Int64, half: Int64, usable: Int64, step: int) -> DeviceTime:
     """Return the mapping from the usable readings, in order of time; the others are compared with it."""
     kept = _drop_close_readings(common, half, usable)
-    kept, rejected = consistent_run(device, common, 2 * half, kept, 1.0, _MAX_DRIFT_PPB)
+    kept, rejected = consistent_run(device, common, 2 * half, kept, 1.0, POLICY.most_drift_ppb)
     if len(kept) == 1:
         only = int(kept[0])
         reach = np.array([0, 1 << 40])
@@ -94,29 +78,29 @@ def _mapping(device: Int64, common: Int64, half: Int64, usable: Int64, step: int
 
 def _not_wide(common: Int64, half: Int64) -> Int64:
     """Return the index of the readings that are narrow compared with those around them, ascending."""
-    window = (common - common[0]) // _WINDOW_NS
+    window = (common - common[0]) // POLICY.device_window_ns
     _, number = np.unique(window, return_inverse=True)
     best = np.full(int(number.max()) + 1, np.iinfo(np.int64).max)
     np.minimum.at(best, number, half)
-    kept = np.flatnonzero(half <= _WIDE_RATIO * best[number])
+    kept = np.flatnonzero(half <= POLICY.wide_times * best[number])
     usual = int(np.quantile(half[kept], 0.25))
-    wide = half[kept] > _VERY_WIDE_RATIO * usual
+    wide = half[kept] > POLICY.very_wide_times * usual
     narrow = kept[~wide]
     after = np.searchsorted(narrow, kept)
     inside = (after > 0) & (after < len(narrow))
     gap = common[narrow[np.minimum(after, len(narrow) - 1)]] - common[narrow[np.maximum(after - 1, 0)]]
-    kept = kept[~(wide & inside & (gap <= _NEAR_NS))]
+    kept = kept[~(wide & inside & (gap <= POLICY.near_ns))]
     # A single narrow reading gives no rate; together with the wide ones it does.
     return kept if len(kept) > 1 else np.arange(len(half))
 
 
 def _drop_close_readings(common: Int64, half: Int64, kept: Int64) -> Int64:
     """Keep the narrower of readings too close to give a rate; they occur when several processes read a shared clock."""
-    near = min(_CLOSE_NS, int(common[-1] - common[0]) // 16)
+    near = min(POLICY.close_ns, int(common[-1] - common[0]) // 16)
     chosen: list[int] = []
     for i in kept.tolist():
         # Within this distance, the noise of both readings would be a larger rate than any clock's drift.
-        noise = int(half[i] + half[chosen[-1]]) * 10**9 // _MAX_DRIFT_PPB if chosen else 0
+        noise = int(half[i] + half[chosen[-1]]) * 10**9 // POLICY.most_drift_ppb if chosen else 0
         if chosen and common[i] - common[chosen[-1]] <= max(near, noise):
             if half[i] < half[chosen[-1]]:
                 chosen[-1] = i
@@ -164,11 +148,11 @@ def _worst_distance(line: TickMap, device: Int64, common: Int64, half: Int64, re
 def _step(device: Int64, clock: DeviceClock) -> int:
     """Return the step of the clock in ns: known for events, the common factor of the readings for ``%globaltimer``."""
     if clock == DeviceClock.EVENT:
-        return _EVENT_STEP_NS
+        return POLICY.event_step_ns
     if clock != DeviceClock.GLOBALTIMER or len(device) < 4:
         return 0
     step = int(np.gcd.reduce(np.diff(np.sort(device))))
-    return step if 1 < step <= _MAX_STEP_NS else 0
+    return step if 1 < step <= POLICY.most_step_ns else 0
 
 
 def device_times(
@@ -229,7 +213,7 @@ def _readings(raw: RawProcess, clock: TickClock) -> dict[tuple[int, int], Device
     before, after = clock(rows["before_ticks"]), clock(rows["after_ticks"])
     # The mapped ticks of a damaged reading may wrap around.
     sound = is_possible(before) & is_possible(after) & is_possible(rows["device_ns"].astype(np.int64))
-    sound &= (before <= after) & (after - before < _MAX_WIDTH_NS)
+    sound &= (before <= after) & (after - before < POLICY.most_width_ns)
     rows, before, after = rows[sound], before[sound], after[sound]
     middle, half = before + (after - before) // 2, (after - before + 1) // 2
     readings = {}

@@ -15,25 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.calibration.noise import deviation
+from stashtrace.loading.clocks.policy import POLICY
 from stashtrace.schema.groupby import Bools, Floats, Int64
 
 #: Source of a limit.
 COLLECTIVES, PING = 0, 1
-#: How much the rate of a clock in a machine room changes during a run: quartz holds 0.1 ppm (Veitch et al. 2009).
-_WANDER = 1e-7
-#: The tightest limits are kept for each of this many pieces of time ...
-_PIECES = 64
-#: ... or of more, up to a maximum, so that a piece of a long run is at most this long.
-_PIECE_NS = 30_000_000_000
-_MOST_PIECES = 1024
-#: A limit this far, plus this many half-widths of the rough band, on the wrong side is rejected at once.
-_GROSS_RATIO = 3.0
-_GROSS_NS = 50_000.0
-#: Contradictions are resolved one at a time; after this many of them, that distance is halved.
-_PATIENCE = 16
-_MOST_ROUNDS = 512
-#: Windows in which rejected limits are counted: if more than half of a window is wrong, the clock was set.
-_WINDOWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +94,8 @@ def fit_offset(
     first, last = min(begin_ns, int(limits.at_ns[0])), max(end_ns, int(limits.at_ns[-1]))
     reach = float(limits.at_ns[-1] - limits.at_ns[0])
     points = _Points(time, value, limits.upper)
-    bow = _WANDER * reach / 4 + bend.bow_ns
-    settled = points.settle(min(_MOST_PIECES, max(_PIECES, int(reach // _PIECE_NS))), bow)
+    bow = POLICY.wander_ratio * reach / 4 + bend.bow_ns
+    settled = points.settle(min(POLICY.most_pieces_count, max(POLICY.pieces_count, int(reach // POLICY.piece_ns))), bow)
     if settled is None:
         return None
     lines, kept = settled
@@ -128,7 +114,7 @@ def fit_offset(
                 middle[seen] = np.clip(offset, low, high)[seen]
                 half[seen] = np.minimum(error, np.maximum(high - middle, middle - low))[seen]
     apart = float(np.diff(knots[touch[0] : touch[1] + 1]).max(initial=0))
-    half = half + _WANDER * apart / 2 + min(bend.rate_ratio * apart / 2, 2 * bend.bow_ns)
+    half = half + POLICY.wander_ratio * apart / 2 + min(bend.rate_ratio * apart / 2, 2 * bend.bow_ns)
     rejected = ~points.alive
     stepped, covered = _step(points, rejected, at, middle)
     return OffsetFit(
@@ -144,7 +130,7 @@ def fit_offset(
 
 def _knots(first: int, begin: int, end: int, last: int) -> tuple[Int64, tuple[int, int]]:
     """Return knots from the first moment to the last, and the places of the first and last one with limits."""
-    count = min(_MOST_PIECES, max(1, -(-(end - begin) // _PIECE_NS)))
+    count = min(POLICY.most_pieces_count, max(1, -(-(end - begin) // POLICY.piece_ns)))
     inside = begin + (end - begin) * np.arange(count + 1, dtype=np.int64) // count
     knots = np.unique(np.concatenate([[first], inside, [max(last, first + 1)]]))
     return knots, (int(np.searchsorted(knots, begin)), int(np.searchsorted(knots, end)))
@@ -169,10 +155,10 @@ class _Points:
     def settle(self, pieces: int, slack: float) -> tuple[Band, Int64] | None:
         """Return the lines between the limits and the index of the limits used; contradicting limits are rejected."""
         level, slope, width = self.rough
-        most = _GROSS_RATIO * width + _GROSS_NS + 2 * slack
+        most = POLICY.gross_half_widths * width + POLICY.gross_ns + 2 * slack
         violation = self.violation(level, slope)
-        for attempt in range(_MOST_ROUNDS):
-            if attempt % _PATIENCE == 0:
+        for attempt in range(POLICY.most_rounds):
+            if attempt % POLICY.patience_rounds == 0:
                 self.alive &= violation <= most
                 most /= 2
             kept = self._tightest(pieces)
@@ -222,7 +208,7 @@ class _Points:
             centre, half = (up + down) / 2, np.abs(up - down) / 2
             when = ((edges[:-1] + edges[1:]) / 2)[both]
             width = float(np.median(half))
-            more, level = _line_near_most(when, centre, width + _GROSS_NS)
+            more, level = _line_near_most(when, centre, width + POLICY.gross_ns)
             slope += more
         return level, slope, width
 
@@ -255,7 +241,7 @@ def _reach(
     """
     high, low = lines.high(at) + bow, lines.low(at) - bow
     slope = (lines.slope[0] + lines.slope[-1]) / 2
-    rate = 2 * _WANDER + more_rate + (lines.slope[-1] - lines.slope[0]) / 2
+    rate = 2 * POLICY.wander_ratio + more_rate + (lines.slope[-1] - lines.slope[0]) / 2
     upper = points.upper[kept]
     rest = points.value[kept] - slope * points.time[kept]
     away = rate * np.abs(np.subtract.outer(at, points.time[kept]))
@@ -281,7 +267,7 @@ def _step(points: _Points, rejected: Bools, at: Floats, middle: Floats) -> tuple
     """
     if not rejected.any():
         return False, 0.0
-    windows = min(_WINDOWS, max(1, len(points.time) // 16))
+    windows = min(POLICY.windows_count, max(1, len(points.time) // 16))
     span = float(points.time[-1] - points.time[0]) + 1.0
     window = ((points.time - points.time[0]) * (windows / span)).astype(np.int64)
     both = np.bincount(window, minlength=windows)
@@ -310,10 +296,6 @@ def _step(points: _Points, rejected: Bools, at: Floats, middle: Floats) -> tuple
 # Times and offsets are floats of ns around the middle of the run.
 
 
-#: No two clocks differ by more: each may be slewed by 500 ppm.
-MAX_DRIFT = 1e-3
-
-
 @dataclass(frozen=True, slots=True)
 class Band:
     """Lines ``offset = level + slope * time`` between lower and upper limits, as the corners of their polygon."""
@@ -340,8 +322,12 @@ def band(upper_time: Floats, upper: Floats, lower_time: Floats, lower: Floats) -
     """
     upper_at, lower_at = _hull(upper_time, upper), _hull(lower_time, -lower)
     ut, uv, lt, lv = upper_time[upper_at], upper[upper_at], lower_time[lower_at], lower[lower_at]
-    slopes = np.unique(np.concatenate([[-MAX_DRIFT, MAX_DRIFT], _edges(ut, uv), _edges(lt, lv)]))
-    slopes = slopes[np.abs(slopes) <= MAX_DRIFT]
+    slopes = np.unique(
+        np.concatenate(
+            [[-POLICY.most_drift_between_ratio, POLICY.most_drift_between_ratio], _edges(ut, uv), _edges(lt, lv)]
+        )
+    )
+    slopes = slopes[np.abs(slopes) <= POLICY.most_drift_between_ratio]
     top = (uv - np.multiply.outer(slopes, ut)).min(axis=1)
     bottom = (lv - np.multiply.outer(slopes, lt)).max(axis=1)
     gap = top - bottom
@@ -397,17 +383,6 @@ def _hull(time: Floats, value: Floats) -> Int64:
 # of ends are grouped by the host that entered last; half the distance between the two groups is the error of the ends.
 
 
-#: Each host must have entered last in at least this many operations.
-_FEWEST = 8
-#: An operation is small if it took at most this many times as long as a quick one.
-_SMALL_RATIO = 1.5
-#: Part of a quick operation's duration by which one host may end later, whichever host entered last: threads of the
-#: host wake up late, kernels on devices hardly differ.
-_HOST_ASYMMETRY, _DEVICE_ASYMMETRY = 0.5, 0.125
-#: On hosts, the ends are only used where the limits are this many times as wide.
-_HOST_NEED = 3.0
-
-
 @dataclass(frozen=True, slots=True)
 class CommonEnds:
     """Operations in which no rank can end before all have entered, as two hosts recorded them, in any order."""
@@ -428,7 +403,7 @@ class CommonEnds:
     @property
     def need(self) -> float:
         """The ends are used where the limits are more than this many times as wide."""
-        return 1.0 if bool(self.on_device.all()) else _HOST_NEED
+        return 1.0 if bool(self.on_device.all()) else POLICY.host_ends_used_times
 
 
 def line_through(time: Floats, value: Floats) -> tuple[float, float]:
@@ -449,15 +424,15 @@ def ends_offset(
     ``base_at``, ``base_offset``: zero of the times and offsets that are given and returned as floats. ``guess``: close
     enough to decide which host entered last, and the rate at which the offset changes.
     """
-    if len(ends.at_ns) < 2 * _FEWEST:
+    if len(ends.at_ns) < 2 * POLICY.fewest_last_count:
         return None
     quick = int(np.quantile(ends.duration_ns, 0.1))
-    small = ends.duration_ns <= _SMALL_RATIO * quick + 1
+    small = ends.duration_ns <= POLICY.small_times * quick + 1
     time = (ends.at_ns[small] - base_at).astype(np.float64)
     guessed = np.interp(time, *guess)
     rest = (ends.offset_ns[small] - base_offset).astype(np.float64) - guessed
     later = (ends.lead_ns[small] - base_offset).astype(np.float64) < guessed
-    if min(int(later.sum()), int((~later).sum())) < _FEWEST:
+    if min(int(later.sum()), int((~later).sum())) < POLICY.fewest_last_count:
         return None
     # Slope and level of the line through the medians of eight stretches of time
     parts = min(8, max(1, len(time) // 8))
@@ -468,7 +443,7 @@ def ends_offset(
     shift = (by_follower + by_leader) / 2
     noise = max(deviation(rest[later]), deviation(rest[~later]))
     span = float(np.ptp(time)) + 1.0
-    asymmetry = _DEVICE_ASYMMETRY if bool(ends.on_device.all()) else _HOST_ASYMMETRY
+    asymmetry = POLICY.device_asymmetry_ratio if bool(ends.on_device.all()) else POLICY.host_asymmetry_ratio
     fixed = abs(by_follower - by_leader) / 2 + asymmetry * quick + noise + float(ends.error_ns[small].max())
 
     def at(moment: Floats) -> tuple[Floats, Floats]:

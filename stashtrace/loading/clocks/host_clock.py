@@ -17,29 +17,10 @@ import numpy.typing as npt
 from stashtrace import _native
 from stashtrace.errors import FormatError
 from stashtrace.loading.clocks.fit_host_pair import STRAIGHT, Bend
+from stashtrace.loading.clocks.policy import POLICY
 from stashtrace.schema.groupby import Int64
 from stashtrace.schema.possible import HIGHEST, is_possible
 from stashtrace.schema.trace import RawProcess
-
-#: The best reading of each window of this length is kept, or of this many windows of a short run: in shorter pieces,
-#: the noise of readings would look like a change of rate.
-WINDOW_NS, _LEAST_WINDOWS = 500_000_000, 16
-#: A piece shorter than this is not used to extrapolate.
-_BASELINE_NS = 10_000_000_000
-#: A reading this much wider than the usual best one only adds noise.
-_WIDE_RATIO = 4
-#: Error claimed for a reading without a bracket: the start pair in a file's header, read once, often right
-#: after a fork, when the first touch of each page faults.
-UNBRACKETED_NS = 100_000
-#: A rate is taken from readings at least this far apart, else from the files' headers.
-_RATE_SPAN_NS = 20_000_000
-#: A rate that differs from the usual one by more than this is a jump of the clock, not drift ...
-_MAX_DRIFT_PPB = 2_000_000
-#: ... or by more than this, if the usual one was measured within a few ms, at the start of a process.
-_MAX_HEADER_DRIFT_PPB = 50_000_000
-
-#: No counter ticks more slowly; the limit keeps the numbers of a damaged file within 64 bits.
-_STEEPEST_NS_PER_TICK = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +65,15 @@ def tick_map(readings: Readings, tick_hz: float) -> TickMap:
     """
     order = np.lexsort([readings.bracket_ns, readings.ticks])
     ticks, ns = readings.ticks[order], readings.monotonic_ns[order]
-    bracket = np.where(readings.bracket_ns[order] < 0, 2 * UNBRACKETED_NS, readings.bracket_ns[order])
+    bracket = np.where(readings.bracket_ns[order] < 0, 2 * POLICY.unbracketed_ns, readings.bracket_ns[order])
     # The index of the narrowest reading in each window of time; windows without a narrow one have none
-    width = min(WINDOW_NS, int(ns.max() - ns.min()) // _LEAST_WINDOWS + 1)
+    width = min(POLICY.window_ns, int(ns.max() - ns.min()) // POLICY.least_windows_count + 1)
     window = (ns - ns.min()) // width
     best = np.lexsort([bracket, window])
     starts = np.flatnonzero(np.diff(window[best], prepend=window[best[0]] - 1))
     chosen = best[starts]
     usual = np.quantile(bracket[chosen], 0.25)
-    narrow = chosen[bracket[chosen] <= _WIDE_RATIO * usual + 1]
+    narrow = chosen[bracket[chosen] <= POLICY.wide_times * usual + 1]
     kept = np.sort(narrow)
     nominal, drift_ppb = _usual_rate(ticks[kept], ns[kept], tick_hz)
     kept, rejected = consistent_run(ticks, ns, bracket, kept, nominal, drift_ppb)
@@ -112,10 +93,10 @@ def tick_map(readings: Readings, tick_hz: float) -> TickMap:
 def _usual_rate(ticks: Int64, ns: Int64, tick_hz: float) -> tuple[float, int]:
     """Return (ns per tick, largest deviation in ppb); the median over neighbours, which a jump does not change."""
     distance, advance = np.diff(ticks), np.diff(ns)
-    far = (advance >= _RATE_SPAN_NS) & (distance > 0)
+    far = (advance >= POLICY.rate_span_ns) & (distance > 0)
     if far.any():
-        return float(np.median(advance[far] / distance[far])), _MAX_DRIFT_PPB
-    return 1e9 / tick_hz, _MAX_HEADER_DRIFT_PPB
+        return float(np.median(advance[far] / distance[far])), POLICY.most_drift_ppb
+    return 1e9 / tick_hz, POLICY.most_header_drift_ppb
 
 
 def consistent_run(
@@ -149,9 +130,9 @@ def with_ends(ticks: Int64, ns: Int64) -> tuple[Int64, Int64]:
     ends = []
     for near, step in ((0, 1), (len(ticks) - 1, -1)):
         far = near + step
-        while 0 <= far + step < len(ticks) and abs(int(ns[far] - ns[near])) < _BASELINE_NS:
+        while 0 <= far + step < len(ticks) and abs(int(ns[far] - ns[near])) < POLICY.baseline_ns:
             far += step
-        slope = min(int(ns[far] - ns[near]) / int(ticks[far] - ticks[near]), _STEEPEST_NS_PER_TICK)
+        slope = min(int(ns[far] - ns[near]) / int(ticks[far] - ticks[near]), POLICY.steepest_ns_per_tick)
         reach = 1 << 40
         ends.append((int(ticks[near]) - step * reach, int(ns[near]) - step * round(reach * slope)))
     return (np.concatenate(([ends[0][0]], ticks, [ends[1][0]])), np.concatenate(([ends[0][1]], ns, [ends[1][1]])))
@@ -159,7 +140,7 @@ def with_ends(ticks: Int64, ns: Int64) -> tuple[Int64, Int64]:
 
 def realtime_offset(readings: Readings) -> tuple[int, int]:
     """Return (REALTIME - MONOTONIC in ns, half-width of its spread) of a clock domain, from its narrow readings."""
-    bracket = np.where(readings.bracket_ns < 0, 2 * UNBRACKETED_NS, readings.bracket_ns)
+    bracket = np.where(readings.bracket_ns < 0, 2 * POLICY.unbracketed_ns, readings.bracket_ns)
     narrow = bracket <= np.quantile(bracket, 0.5)
     offsets = np.sort((readings.realtime_ns - readings.monotonic_ns)[narrow])
     return int(offsets[len(offsets) // 2]), int(offsets[-1] - offsets[0] + 1) // 2
@@ -168,12 +149,6 @@ def realtime_offset(readings: Readings) -> tuple[int, int]:
 # The clock domain of each boot: from the ticks of its processes to its monotonic clock, and on to the common one.
 #
 # All processes of a boot give their readings to one map, since the TSC is the host's.
-
-#: Floor of the error between two hosts whose only common clock is the wall clock: NTP over a busy network.
-REALTIME_ERROR_NS = 10_000_000
-#: A reading that took longer (a day at 3 GHz) is ignored, as is a tick rate outside these bounds.
-_MAX_BRACKET_TICKS = 1 << 48
-_LEAST_HZ, _MOST_HZ = 1e3, 1e12
 
 
 class HostClock:
@@ -209,7 +184,7 @@ class HostClock:
         self.offset_ns = self.realtime_offset_ns - reference.realtime_offset_ns
         self.method = "realtime"
         self.error_ns = max(
-            REALTIME_ERROR_NS,
+            POLICY.realtime_error_ns,
             self.realtime_error_ns + reference.realtime_error_ns + self.map.error_ns + reference.map.error_ns,
         )
 
@@ -240,7 +215,7 @@ class HostClock:
         A run that has not reached the full length of the windows of readings gets others when it goes on.
         """
         ns = self.map.ns[1:-1]
-        if len(ns) < 3 or ns[-1] - ns[0] < WINDOW_NS * _LEAST_WINDOWS:
+        if len(ns) < 3 or ns[-1] - ns[0] < POLICY.window_ns * POLICY.least_windows_count:
             return None
         return int(ns[-2]) + self.offset_ns - self.origin_ns
 
@@ -343,7 +318,7 @@ def host_clocks(path: str, core: Sequence[RawProcess]) -> RunClocks:
     for raw in core:
         # The nominal ticks per second; 10^9 where the file names no possible rate
         known = raw.metadata.get("tick_hz")
-        hz = float(known) if isinstance(known, int | float) and _LEAST_HZ <= known <= _MOST_HZ else 1e9
+        hz = float(known) if isinstance(known, int | float) and POLICY.least_hz <= known <= POLICY.most_hz else 1e9
         rates.setdefault(_domain_of(raw), []).append(hz)
         readings.setdefault(_domain_of(raw), []).extend(_readings_of(raw, hz))
     clocks = {}
@@ -367,7 +342,7 @@ def _readings_of(raw: RawProcess, hz: float) -> list[Readings]:
     rows = raw.records.get("clock_sync")
     if rows is not None and len(rows.rows):
         r = rows.rows
-        r = r[r["bracket_ticks"] < _MAX_BRACKET_TICKS]
+        r = r[r["bracket_ticks"] < POLICY.most_bracket_ticks]
         for name in ("ticks", "monotonic_ns", "realtime_ns"):
             values = r[name].astype(np.int64)
             r = r[is_possible(values) & (values >= 0)]

@@ -26,15 +26,12 @@ from stashtrace.errors import MissingDataError, guarded
 from stashtrace.replay.communication.communication_model import LinkFit, links_of, ranked_buckets, tells_bytes
 from stashtrace.replay.communication.messages import WRAPPER, DdpFacts, Messages, gradient_messages, shows_ddp
 from stashtrace.replay.communication.overlap import are_made_of, bucket_ends, divides, merge_caps, rounded_cap
+from stashtrace.replay.policy import POLICY
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.trace import Trace
 from stashtrace.text.units import bytes_text
 
-#: Latency can be distinguished from bandwidth if the largest message is this many times the smallest one.
-_SPREAD = 4.0
-#: Number of sizes that are replayed to find the best one.
-_MOST_CANDIDATES = 4
 _EDGE_COLUMNS = ("source", "target", "edge_kind", "lag_ns")
 
 
@@ -162,13 +159,15 @@ def _candidates(messages: Messages, one_pass: Int64) -> tuple[float, ...]:
         if not forecast.split:
             caps_by_count.setdefault(forecast.messages_count, forecast.bucket_mib)
     if caps_by_count:
-        return tuple(caps_by_count.values())[:_MOST_CANDIDATES]
+        return tuple(caps_by_count.values())[: POLICY.replayed_sizes_count]
     sizes, gradients = messages.bytes[one_pass].astype(np.float64), messages.ddp.gradients_bytes
     whole = gradients if are_made_of(sizes, gradients) else sizes
     caps = merge_caps(whole)
     if whole is sizes:  # of which the gradients are not known: they can be merged, not divided
         caps = caps[[not divides(sizes, cap, messages.ddp.bucket_bytes) for cap in caps.tolist()]]
-    chosen = caps[np.unique(np.linspace(0, max(len(caps) - 1, 0), _MOST_CANDIDATES).round().astype(int))[: len(caps)]]
+    chosen = caps[
+        np.unique(np.linspace(0, max(len(caps) - 1, 0), POLICY.replayed_sizes_count).round().astype(int))[: len(caps)]
+    ]
     return tuple(dict.fromkeys(rounded_cap(cap, whole) for cap in chosen.tolist()))
 
 
@@ -176,7 +175,7 @@ def message_line(sizes_bytes: Floats, times_ns: Floats) -> tuple[float, float] |
     """Return latency and ns per byte of messages; None if their sizes are too similar to decide."""
     sized = sizes_bytes > 0
     sizes, times = sizes_bytes[sized], times_ns[sized]
-    if not len(sizes) or sizes.max() < _SPREAD * sizes.min():
+    if not len(sizes) or sizes.max() < POLICY.sizes_apart_times * sizes.min():
         return None
     order = np.argsort(sizes, kind="stable")
     alpha, beta = least_absolute(sizes[order], times[order], np.ones(len(sizes)))

@@ -19,6 +19,7 @@ from stashtrace.calibration.robust_line import Floats, r_squared
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.communication import overlap
 from stashtrace.replay.communication.messages import DdpFacts, Messages, gradient_messages
+from stashtrace.replay.policy import POLICY
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.stall_kinds import COLUMN_OF, COLUMNS
 from stashtrace.schema.trace import Trace
@@ -26,17 +27,9 @@ from stashtrace.text.prose import plural
 
 #: Sizes of the forecast, ``bucket_cap_mb`` of DistributedDataParallel in MiB. All in one message is added.
 BUCKETS_MIB = (1, 4, 25, 100)
-#: A message that begins this soon after the one before waited for it: its ready time is unknown.
-_QUEUED_NS = 20_000
-#: Passes that a forecast of buckets takes; a median needs no more.
-_MOST_PASSES = 200
-#: Passes in which the best of many buckets is searched.
-_FEW_PASSES = 20
 FEWEST_SIZES = 3
 #: Caps that are tried where they would divide the messages of the run.
 _DIVIDING_MIB = tuple(float(2**power) for power in range(-2, 8))
-#: Other buckets are better if they expose less by this part.
-_WORTH_IT = 0.02
 #: A cost of bytes is significant from this many standard errors on.
 SURE = 2.0
 
@@ -299,7 +292,7 @@ def _compute_clock(messages: Messages, chosen: Int64, waits: Bools) -> Floats:
         return clock + max(float(ready[0] - messages.backward_begin_ns[chosen[0]]), 0.0)
     if len(chosen) > 1:
         latest = np.maximum.accumulate(end)[:-1]
-        seen = np.append(True, ready[1:] > latest + _QUEUED_NS)
+        seen = np.append(True, ready[1:] > latest + POLICY.queued_ns)
         if seen.sum() > 1 and not seen.all():
             sent = np.cumsum(messages.bytes[chosen]).astype(np.float64)
             rate = np.diff(clock[seen])[-1] / max(np.diff(sent[seen])[-1], 1.0)
@@ -326,13 +319,13 @@ def _best(typical: Sequence[_Pass], links: Sequence[LinkFit], ddp: DdpFacts) -> 
     ranked = _rank_forecasts(typical, links, ddp)
     if not ranked:
         return None
-    now = _forecast(_usable(typical, _FEW_PASSES), links, 0.0, ddp)
-    return ranked[0] if ranked[0].exposed_ns < (1 - _WORTH_IT) * now.exposed_ns else None
+    now = _forecast(_usable(typical, POLICY.searched_passes_count), links, 0.0, ddp)
+    return ranked[0] if ranked[0].exposed_ns < (1 - POLICY.worth_rebucketing_ratio) * now.exposed_ns else None
 
 
 def _rank_forecasts(typical: Sequence[_Pass], links: Sequence[LinkFit], ddp: DdpFacts) -> list[BucketForecast]:
     """Forecast all caps that group the gradients in different ways, the best first; unknown gradients are even."""
-    usable = _usable(typical, _FEW_PASSES)
+    usable = _usable(typical, POLICY.searched_passes_count)
     if not usable:
         return []
     known = [each_pass for each_pass in usable if overlap.are_made_of(each_pass.bytes, ddp.gradients_bytes)]
@@ -355,7 +348,7 @@ def _is_divided(each_pass: _Pass, bucket_mib: float, ddp: DdpFacts) -> bool:
 
 
 def _buckets(typical: Sequence[_Pass], links: Sequence[LinkFit], ddp: DdpFacts) -> tuple[BucketForecast, ...]:
-    usable = _usable(typical, _MOST_PASSES)
+    usable = _usable(typical, POLICY.forecast_passes_count)
     if not usable:
         return ()
     total = float(np.median([each_pass.bytes.sum() for each_pass in usable]))

@@ -8,12 +8,9 @@ from typing import Any
 import numpy as np
 
 from stashtrace.replay.communication.communication_model import BucketForecast, CommunicationModel, LinkFit
+from stashtrace.replay.policy import POLICY
 from stashtrace.text.prose import align, plural, wrap
 from stashtrace.text.units import bytes_text, duration_text, percent_text
-
-#: Sizes of an operation that the page shows; JSON has all.
-_MOST_SIZES = 16
-_GOOD_RATIO = 0.1
 
 
 def model_lines(model: CommunicationModel) -> list[str]:
@@ -139,8 +136,8 @@ def _residual_lines(link: LinkFit) -> list[str]:
     rows: list[tuple[str, ...]] = [("size", "messages", "median", "middle half", "fit", "off")]
     sizes = _fit_json(link)["sizes"]
     shown = sizes
-    if len(sizes) > _MOST_SIZES:
-        chosen = np.unique(np.linspace(0, len(sizes) - 1, _MOST_SIZES).round().astype(int))
+    if len(sizes) > POLICY.shown_sizes_count:
+        chosen = np.unique(np.linspace(0, len(sizes) - 1, POLICY.shown_sizes_count).round().astype(int))
         shown = [sizes[i] for i in chosen.tolist()]
     for row in shown:
         half = f"{duration_text(row['low_ns'])} to {duration_text(row['high_ns'])}"
@@ -188,7 +185,7 @@ def _exposed_lines(model: CommunicationModel) -> list[str]:
             f"by the attribution a step of {duration_text(model.step_ns)} has {duration_text(model.attributed_ns)} in"
             f" transfers and {duration_text(model.late_ns)} waiting for late ranks (medians over ranks and steps)"
         )
-    if not math.isnan(error) and abs(error) > _GOOD_RATIO:
+    if not math.isnan(error) and abs(error) > POLICY.good_error_ratio:
         below = ": forecasts below are no better than that" if model.buckets else ""
         lines += wrap(f"the prediction is {_percent(error)} off{below}")
     return lines

@@ -19,17 +19,10 @@ import numpy as np
 
 from stashtrace.analysis.intervals import Floats, Int64
 from stashtrace.errors import UsageError
+from stashtrace.replay.policy import POLICY
 
-#: Messages of a pass that may be smaller than its buckets: torch's first bucket, and the last one.
-_EVER_SMALLER = 2
-#: A cap of this part of the run's is the same cap, written with fewer digits.
-_SAME = 0.999
 #: Ends that differ by less than this part of them differ by rounding alone, which is not the same on all machines.
 ROUNDING = 1e-12
-#: A pass is divided into no more messages than this.
-_MOST_BUCKETS = 1_000_000
-#: Caps that are tried; if there are more, some with even ratios are chosen.
-_MOST_CAPS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +167,9 @@ def divides(sizes_bytes: Any, bucket_bytes: float, recorded_bytes: float | None 
     (True, False, False)
     """
     if recorded_bytes is not None:
-        return bucket_bytes < recorded_bytes * _SAME
+        return bucket_bytes < recorded_bytes * POLICY.same_cap_ratio
     sizes = np.asarray(sizes_bytes, dtype=np.float64)
-    return bool((sizes > bucket_bytes).any()) and int((sizes < bucket_bytes).sum()) <= _EVER_SMALLER
+    return bool((sizes > bucket_bytes).any()) and int((sizes < bucket_bytes).sum()) <= POLICY.smaller_messages_count
 
 
 def bucket_ends(
@@ -206,9 +199,10 @@ def bucket_ends(
     if not divides(sizes, bucket_bytes, recorded_bytes):
         return np.append(sent[bucket_starts(sizes, bucket_bytes)[1:] - 1], sent[-1:]), False
     total = float(sizes.sum())
-    if total > _MOST_BUCKETS * bucket_bytes:
+    if total > POLICY.most_buckets_count * bucket_bytes:
         raise UsageError(
-            f"buckets of {bucket_bytes:g} bytes would divide a backward pass into more than {_MOST_BUCKETS:,} messages",
+            f"buckets of {bucket_bytes:g} bytes would divide a backward pass into more than"
+            f" {POLICY.most_buckets_count:,} messages",
             hint="ask for larger buckets",
         )
     return np.append(np.arange(bucket_bytes, total * (1 - 1e-12), bucket_bytes), total), True
@@ -313,8 +307,8 @@ def merge_caps(sizes_bytes: Any) -> Floats:
     first, last = np.triu_indices(len(ends), k=1)
     sums = np.unique(ends[last] - ends[first])
     sums = sums[sums > 0]
-    if len(sums) > _MOST_CAPS:
-        wanted = np.geomspace(sums[0], sums[-1], _MOST_CAPS)
+    if len(sums) > POLICY.tried_caps_count:
+        wanted = np.geomspace(sums[0], sums[-1], POLICY.tried_caps_count)
         sums = sums[np.unique(np.minimum(np.searchsorted(sums, wanted), len(sums) - 1))]
     caps: Floats = sums
     return caps

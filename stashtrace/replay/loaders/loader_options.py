@@ -30,14 +30,11 @@ from stashtrace.analysis.graph.work_graph import Facts
 from stashtrace.analysis.intervals import Bools, Floats, Int64, is_one_of
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.changes import Change
-from stashtrace.replay.loaders.passes import ASKED_NS, Edges, Passes, WorkerNodes, median, usual_lags, with_edges
+from stashtrace.replay.loaders.passes import Edges, Passes, WorkerNodes, median, usual_lags, with_edges
 from stashtrace.replay.loaders.worker_count import prefetch_factor, taken_by
+from stashtrace.replay.policy import POLICY
 from stashtrace.replay.scenario import Scenario
 from stashtrace.schema.groupby import GroupBy, RowsBy
-
-#: Kept workers are asked to go on, and answer. Two ranks on two CPUs waited 0.7 to 5.6 ms for that. At worst it is
-#: taken to be this long, or as long as the run's messages between these processes if they take longer.
-_ANSWERED_NS = 1_000_000
 
 
 def require_new_workers(graph: Graph, change: Change) -> None:
@@ -79,7 +76,7 @@ def with_kept_workers(scenario: Scenario) -> Scenario:
     asks = graph.is_batch[graph.target] & (graph.edge_kind == EdgeKind.PREFETCH)
     takes = graph.edge_kind == EdgeKind.BATCH
     handed_ns = median(scenario.lag[takes & ~of_head[graph.source]])
-    usual_asks = scenario.lag[asks & ~np.isin(graph.target, kept.all_heads) & (scenario.lag < ASKED_NS)]
+    usual_asks = scenario.lag[asks & ~np.isin(graph.target, kept.all_heads) & (scenario.lag < POLICY.asked_ns)]
     asked_ns = median(usual_asks) if len(usual_asks) else luck * handed_ns
     # All are asked at once, also those that took longer to start than the loop to go on, and for several batches each.
     first_edge = np.full(len(graph), -1, dtype=np.int64)
@@ -89,7 +86,7 @@ def with_kept_workers(scenario: Scenario) -> Scenario:
     leading = np.where(begins, first_edge[first_of], -1)
     asked_by[leading >= 0] = graph.source[leading[leading >= 0]]
     # A worker answers before it is asked for batches: one more message to it, and one from it.
-    lag[begins] = np.minimum(lag[begins], asked_ns + luck * max(asked_ns + handed_ns, _ANSWERED_NS))
+    lag[begins] = np.minimum(lag[begins], asked_ns + luck * max(asked_ns + handed_ns, POLICY.workers_answer_ns))
     first = takes & of_head[graph.source]
     lag[first] -= (1 - luck) * np.maximum(lag[first] - handed_ns, 0.0)
 

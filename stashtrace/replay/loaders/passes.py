@@ -13,11 +13,9 @@ from stashtrace.analysis.graph import EdgeKind, Graph
 from stashtrace.analysis.graph.batch_nodes import PREFETCH
 from stashtrace.analysis.graph.work_graph import Facts
 from stashtrace.analysis.intervals import Bools, Floats, Int64, int64
+from stashtrace.replay.policy import POLICY
 from stashtrace.replay.scenario import Scenario, whole_ns
 from stashtrace.schema.groupby import GroupBy, order_by
-
-#: A batch that begins later than this after it was asked for was delayed by something else, such as the end of a pass.
-ASKED_NS = 5_000_000
 
 _Ints = npt.NDArray[np.integer[Any]]
 
@@ -139,7 +137,7 @@ def usual_lags(scenario: Scenario) -> tuple[float, float]:
     graph = scenario.graph
     of_batches = graph.is_batch[graph.target]
     chain = of_batches & (graph.edge_kind == EdgeKind.PROGRAM)
-    asks = of_batches & (graph.edge_kind == EdgeKind.PREFETCH) & (scenario.lag < ASKED_NS)
+    asks = of_batches & (graph.edge_kind == EdgeKind.PREFETCH) & (scenario.lag < POLICY.asked_ns)
     return median(scenario.lag[chain]), median(scenario.lag[asks])
 
 

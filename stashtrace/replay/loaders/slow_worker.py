@@ -17,13 +17,9 @@ from stashtrace.analysis.intervals import Bools, Floats, Int64, int64
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.changes import Change
 from stashtrace.replay.loaders.passes import Passes
+from stashtrace.replay.policy import POLICY
 from stashtrace.replay.scenario import Scenario
 from stashtrace.schema.groupby import GroupBy
-
-#: A worker differs from the others if its mean batch does by this many standard errors, and by this part.
-_ERRORS, _LEAST_RATIO = 4.0, 0.1
-#: Fewer batches of a worker do not say how quick it is.
-_FEWEST = 3
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ class WorkerSpeeds:
         makers = GroupBy(graph.rank[passes.nodes], number)
         first = np.zeros(len(number), dtype=bool)
         first[GroupBy(graph.process_id[passes.nodes]).first] = True
-        enough = makers.count(~first) >= _FEWEST
+        enough = makers.count(~first) >= POLICY.fewest_batches_count
         chosen = np.where(enough[makers.number], ~first, True)
         count = makers.count(chosen)
         mean = makers.sum(took, chosen) / np.maximum(count, 1)
@@ -61,7 +57,11 @@ class WorkerSpeeds:
         error = np.where(np.isnan(others), 0.0, np.sqrt(variance + of_others))
         others = np.where(np.isnan(others), mean, others)
         apart = np.abs(mean - others)
-        differs = enough & (apart > _ERRORS * error) & (apart > _LEAST_RATIO * np.minimum(mean, others))
+        differs = (
+            enough
+            & (apart > POLICY.worker_differs_errors * error)
+            & (apart > POLICY.worker_differs_ratio * np.minimum(mean, others))
+        )
         return cls(passes, number, makers, mean, others, differs)
 
     @property

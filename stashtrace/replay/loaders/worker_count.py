@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
-from stashtrace.analysis.graph.batch_nodes import OFTEN_RATIO, PREFETCH, WAITED_NS
+from stashtrace.analysis.graph.batch_nodes import PREFETCH
+from stashtrace.analysis.graph.policy import POLICY
 from stashtrace.analysis.graph.work_graph import Facts
 from stashtrace.analysis.intervals import NEVER, Bools, Floats, Int64
 from stashtrace.errors import MissingDataError
@@ -191,7 +192,7 @@ def prefetch_factor(passes: Passes, graph: Graph) -> int:
     ready = np.full(len(graph), NEVER, dtype=np.int64)
     chain = graph.is_batch[graph.target] & (graph.edge_kind == EdgeKind.PROGRAM)
     ready[graph.target[chain]] = (graph.end_ns[graph.source] + graph.lag_ns)[chain]
-    waited = graph.begin_ns[passes.nodes] - ready[passes.nodes] > WAITED_NS
+    waited = graph.begin_ns[passes.nodes] - ready[passes.nodes] > POLICY.waited_ns
     taken_ns = np.where(taken >= 0, graph.begin_ns[taken], NEVER)
     return _prefetch_factor(passes, graph.begin_ns[passes.nodes], taken_ns[passes.nodes], waited)
 
@@ -212,7 +213,7 @@ def _prefetch_factor(passes: Passes, begin_ns: Int64, taken_ns: Int64, waited: B
     taken_in_pass = np.cumsum(~begins)[begins] - passes.start[batch]
     ahead = max(int((passes.position[batch] - taken_in_pass).max()) + 1, 0)
     factor = max(round(ahead / passes.workers), 1)
-    return factor if np.mean(waited) >= OFTEN_RATIO else max(factor, PREFETCH)
+    return factor if np.mean(waited) >= POLICY.often_ratio else max(factor, PREFETCH)
 
 
 def _begun(passes: Passes, wanted: int, scenario: Scenario) -> list[Edges]:

@@ -20,18 +20,11 @@ from stashtrace.report.page.page_words import (
     place_of_step,
     sentence,
 )
+from stashtrace.report.policy import POLICY
 from stashtrace.schema.stall_kinds import COLUMN_LABELS
 from stashtrace.text.prose import count_noun
 from stashtrace.text.units import duration_text, percent_text
 
-#: Verdicts that are open, of a job that ended well; the others are folded in, as the summary counts them.
-_OPEN = 3
-#: Bars of the budget that are open.
-_GROUPS_OPEN = 4
-#: A longer list of ranks is folded in.
-_RANKS_WIDTH = 60
-#: More ranks than this are counted next to their list.
-_COUNTED_AT_SIGHT = 3
 _QUIET = ("compute_bound", "not_told")
 
 
@@ -45,7 +38,7 @@ def verdict_part(facts: dict[str, Any]) -> list[Block | None]:
     verdicts, counts = claims_of(facts, "verdict"), facts["budget"]["steps_counts"]
     causes = causes_in(facts)
     content: list[Block | None] = [_causes(causes) if causes else None]
-    is_open = 0 if causes else 1 if facts["ending"] else _OPEN
+    is_open = 0 if causes else 1 if facts["ending"] else POLICY.open_verdicts_count
     content += map(_claim, verdicts[:is_open])
     if not verdicts and facts["ending"]:
         content = []
@@ -124,7 +117,7 @@ def budget_part(facts: dict[str, Any]) -> list[Block | None]:
     named = len({group["step_kind"] for group in groups}) > 1
     present = [name for name in COLUMN_LABELS if any(_column(g, name)["share_ratio"] > 0 for g in groups)]
     bars = [_bar(group, named) for group in groups]
-    more = bars[_GROUPS_OPEN:]
+    more = bars[POLICY.open_groups_count :]
     known = how(
         "the budget",
         "A bar is the mean of the counted steps, divided among what each instant went to; it adds up to 100 %."
@@ -139,7 +132,7 @@ def budget_part(facts: dict[str, Any]) -> list[Block | None]:
     bounds = Fold("Times and bounds", [part for group in groups for part in _bounds(group, named)])
     columns = Fold("What the columns hold", [Listing([f"{name}: {COLUMN_LABELS[name]}" for name in present])])
     return [
-        Bars(bars[:_GROUPS_OPEN]),
+        Bars(bars[: POLICY.open_groups_count]),
         Fold(count_noun(len(more), "more bar"), [Bars(more)]) if more else None,
         columns,
         bounds,
@@ -154,9 +147,11 @@ def _column(group: dict[str, Any], name: str) -> dict[str, Any]:
 def group_title(group: dict[str, Any], *, named_kind: bool) -> str:
     """Name a group of ranks: its ranks if they are few, how many they are, the kind and length of its steps."""
     several = group["ranks_count"] > 1
-    short = len(group["ranks"]) <= _RANKS_WIDTH
+    short = len(group["ranks"]) <= POLICY.ranks_characters
     who = f"{'ranks' if several else 'rank'} {group['ranks']}" if short else f"{group['ranks_count']:,} ranks"
-    count = f" ({group['ranks_count']:,} ranks)" if group["ranks_count"] > _COUNTED_AT_SIGHT and short else ""
+    count = (
+        f" ({group['ranks_count']:,} ranks)" if group["ranks_count"] > POLICY.counted_at_sight_count and short else ""
+    )
     mixed = ", not similar" if group["mixed"] else ""
     kind = f"{group['step_kind'] or 'training'} " if named_kind else ""
     return f"{who}{count}{mixed}: {kind}step of {duration_text(group['step_ns'])}"
@@ -186,12 +181,10 @@ def _bounds(group: dict[str, Any], named_kind: bool) -> list[Block | None]:
         for column, share in _shares(group)
     ]
     caption = f"{title}; mean over {count_noun(group['steps_count'], 'step')} of its ranks, and its bounds"
-    listed = Fold("Its ranks", [Paragraph(group["ranks"])], title) if len(group["ranks"]) > _RANKS_WIDTH else None
+    listed = (
+        Fold("Its ranks", [Paragraph(group["ranks"])], title) if len(group["ranks"]) > POLICY.ranks_characters else None
+    )
     return [Table(caption, ("time", "share", "a step", "at least", "at most"), rows, (0,)), listed]
-
-
-#: Maps of kinds with less than this of all steps are folded in; up to this many rows of a map all have names.
-_MAP_RATIO, _ROWS_NAMED = 0.01, 8
 
 
 def curve_part(facts: dict[str, Any]) -> list[Block | None]:
@@ -268,8 +261,8 @@ def heat_part(facts: dict[str, Any]) -> list[Block | None]:
     if not heat:
         return []
     key = "".join(f"<li>{svg_pictures.class_swatch(at)}{text(name)}</li>" for at, name in enumerate(class_texts()))
-    large = [part for part in heat["kinds"] if part["share_ratio"] >= _MAP_RATIO]
-    folded = [part for part in heat["kinds"] if part["share_ratio"] < _MAP_RATIO]
+    large = [part for part in heat["kinds"] if part["share_ratio"] >= POLICY.open_map_ratio]
+    folded = [part for part in heat["kinds"] if part["share_ratio"] < POLICY.open_map_ratio]
     small = [KINDS[kind] for kind in heat["small"]]
     said = paragraph(f"Share of the step that each kind of time takes. {binned_text(heat)}")
     left_out = paragraph(f"Below 1 % in every cell, and not drawn: {listed_text(small)}.") if small else ""
@@ -320,7 +313,7 @@ def _map(part: dict[str, Any], heat: dict[str, Any]) -> str:
 
 
 def _row_names(ranks: list[str]) -> str:
-    shown = ranks if len(ranks) <= _ROWS_NAMED else [ranks[0], ranks[-1]]
+    shown = ranks if len(ranks) <= POLICY.named_rows_count else [ranks[0], ranks[-1]]
     names = "".join(tag("span", text(rank)) for rank in ["rank " + shown[0], *shown[1:]])
-    class_ = "names" if len(ranks) <= _ROWS_NAMED else "names ends-only"
+    class_ = "names" if len(ranks) <= POLICY.named_rows_count else "names ends-only"
     return tag("div", names, class_=class_, aria_hidden="true") if len(ranks) > 1 else ""

@@ -27,6 +27,7 @@ from stashtrace.report.blocks import Block, Command, Fold, Listing, Paragraph, P
 from stashtrace.report.page.budget_and_steps import group_title
 from stashtrace.report.page.html import paragraph, swatch, tag, text, unfolding
 from stashtrace.report.page.page_words import KINDS
+from stashtrace.report.policy import POLICY
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.stall_kinds import STALL_KINDS, WORKER_KINDS
 from stashtrace.schema.table import Table
@@ -34,10 +35,6 @@ from stashtrace.schema.trace import Trace
 from stashtrace.text.prose import count_noun
 from stashtrace.text.units import duration_text, percent_text, range_text, ranks_in
 
-#: Shorter parts of the whole would be less than two pixels wide on a wide screen: they are not drawn.
-LEAST_RATIO = 0.002
-#: Deeper functions are not drawn.
-DEPTH_AT_MOST = 32
 #: Time spent waiting for late ranks, which another rank's lateness makes.
 _WAITS_FOR_RANKS = "straggler"
 
@@ -190,7 +187,7 @@ def _graph(kinds: dict[str, _Node]) -> dict[str, Any]:
     boxes: list[dict[str, Any]] = []
     begin_ns = hidden_count = 0
     for kind, root in kinds.items():
-        hidden_count += _add(boxes, kind, root, begin_ns, 0, LEAST_RATIO * whole_ns)
+        hidden_count += _add(boxes, kind, root, begin_ns, 0, POLICY.drawn_box_ratio * whole_ns)
         begin_ns += root.length_ns
     samples_count = sum(root.samples_count for root in kinds.values())
     return {"whole_ns": whole_ns, "samples_count": samples_count, "hidden_count": hidden_count, "boxes": boxes}
@@ -198,7 +195,7 @@ def _graph(kinds: dict[str, _Node]) -> dict[str, Any]:
 
 def _add(boxes: list[dict[str, Any]], kind: str, node: _Node, begin_ns: int, depth: int, least_ns: float) -> int:
     """Add the box of a node and those below it, the longest first; return how many are too short or too deep."""
-    if node.length_ns < max(least_ns, 1) or depth > DEPTH_AT_MOST:
+    if node.length_ns < max(least_ns, 1) or depth > POLICY.drawn_depth_count:
         return 1
     known = {"kind": kind, "depth": depth, "begin_ns": begin_ns, "length_ns": node.length_ns}
     boxes.append({**known, **node.box()})
@@ -207,12 +204,6 @@ def _add(boxes: list[dict[str, Any]], kind: str, node: _Node, begin_ns: int, dep
         hidden_count += _add(boxes, kind, child, begin_ns, depth + 1, least_ns)
         begin_ns += child.length_ns
     return hidden_count
-
-
-#: Lines of steps, of workers, and of each rank that is longer, at most.
-_STEPS, _WORKERS, _LONGER = 8, 2, 2
-#: A line with a smaller part of a step or batch is left out.
-_LEAST_RATIO = 0.01
 
 
 def costliest_lines(trace: Trace) -> dict[str, Any] | None:
@@ -232,10 +223,10 @@ def costliest_lines(trace: Trace) -> dict[str, Any] | None:
             "high_ns": line.high_ns,
             "share_ratio": line.time_ns / max(whole_ns, 1),
         }
-        for where, count in ((STEP, _STEPS), (WORKER, _WORKERS))
+        for where, count in ((STEP, POLICY.step_lines_count), (WORKER, POLICY.worker_lines_count))
         for line, whole_ns in costliest_rows(trace, where, count)
     ]
-    found = [row for row in found if row["share_ratio"] >= _LEAST_RATIO]
+    found = [row for row in found if row["share_ratio"] >= POLICY.line_ratio]
     if not found:
         return None
     longer = [
@@ -248,19 +239,15 @@ def costliest_lines(trace: Trace) -> dict[str, Any] | None:
             "high_ns": row["high_ns"],
         }
         for rank in trace.ranks.tolist()
-        for row, line in longer_lines(trace, rank, _LONGER)
+        for row, line in longer_lines(trace, rank, POLICY.longer_rank_lines_count)
     ]
-    return {"lines": found, "longer": sorted(longer, key=lambda row: -row["low_ns"])[:_STEPS]}
+    return {"lines": found, "longer": sorted(longer, key=lambda row: -row["low_ns"])[: POLICY.step_lines_count]}
 
 
 _ROW, _HEIGHT = 20, 19
 #: Part of the picture's width from which on a box has 40 pixels or more in a window of 400, 680 and 1000 pixels.
 _TEXT_CLASSES = ((0.11, "t0"), (0.062, "t1"), (0.042, "t2"))
-#: Graphs of groups that are open; the others are folded in.
-_OPEN = 2
 _MakeRow: TypeAlias = Callable[[dict[str, Any]], tuple[str, ...]]
-#: Shorter boxes than these are in the picture and the embedded JSON alone.
-_ROWS_AT_MOST = 60
 
 
 def flames_part(facts: dict[str, Any]) -> list[Block | None]:
@@ -268,14 +255,14 @@ def flames_part(facts: dict[str, Any]) -> list[Block | None]:
     if not flames:
         return []
     groups = [_group(group, facts["budget"]["groups"]) for group in flames["groups"] if group["boxes"]]
-    more = groups[_OPEN:]
+    more = groups[POLICY.open_graphs_count :]
     drawn = [
         paragraph(
             "The width of a box is its part of the mean counted step. The first row has the kinds of time; under each"
             " stand your functions in which it was spent, every one below its caller, and last, pale, what they called"
             " in a library. Empty room below a function is time in its own lines; below a kind, time without a sample."
         ),
-        *groups[:_OPEN],
+        *groups[: POLICY.open_graphs_count],
         unfolding(f"{len(more)} more groups of ranks" if len(more) > 1 else "The other ranks", *more) if more else "",
         *_difference_lines(flames["difference"]),
         *_workers(flames["workers"]),
@@ -289,7 +276,7 @@ def flames_part(facts: dict[str, Any]) -> list[Block | None]:
             " second: so a box of few samples may be wider or narrower by chance.",
             "The kinds are those of the budget. Functions of torch, other packages and Python's library are one pale"
             " box, and those between two functions of yours are left out.",
-            f"Boxes below 0.2 % of the width or more than {DEPTH_AT_MOST} calls deep are not drawn.",
+            f"Boxes below 0.2 % of the width or more than {POLICY.drawn_depth_count} calls deep are not drawn.",
             command=facts["commands"]["lines"],
         ),
     ]
@@ -380,8 +367,8 @@ def _difference_lines(found: dict[str, Any] | None) -> list[str]:
 def _as_table(graph: dict[str, Any], columns: tuple[str, str], subject: str, make: _MakeRow) -> str:
     """Return the longest boxes as a table, in the order of the picture."""
     boxes = graph["boxes"]
-    least_ns = sorted((box["length_ns"] for box in boxes), reverse=True)[:_ROWS_AT_MOST][-1]
-    rows = [make(box) for box in boxes if box["length_ns"] >= least_ns][:_ROWS_AT_MOST]
+    least_ns = sorted((box["length_ns"] for box in boxes), reverse=True)[: POLICY.table_rows_count][-1]
+    rows = [make(box) for box in boxes if box["length_ns"] >= least_ns][: POLICY.table_rows_count]
     more = f"; {len(boxes) - len(rows)} shorter ones are left out" if len(boxes) > len(rows) else ""
     head = ("function", "kind", *columns)
     shown = blocks.Table(f"Boxes of the picture, each above those that it calls{more}", head, rows, (0, 1))

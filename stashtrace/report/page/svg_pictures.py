@@ -12,6 +12,7 @@ from typing import Any
 
 from stashtrace.report.page.html import percent_of, square, style, swatch, tag, text
 from stashtrace.report.page.page_words import KINDS
+from stashtrace.report.policy import POLICY
 from stashtrace.report.steps_over_time import class_of
 from stashtrace.text.units import duration_text, shortened
 
@@ -22,10 +23,6 @@ _HEAT_HEIGHT, _HEAT_ROW = 160, 24
 _NAME_WIDTH = 44
 #: Heights of the step time in pixels and in units of its paths.
 _CURVE_HEIGHT, _CURVE_UNITS = 100, 200
-#: Longer steps than this many times the usual are cut off, unless they are more than the rest of this part.
-_CURVE_USUALS, _CURVE_KEPT = 4, 0.95
-#: The upper edge of the step time by the longest step drawn: room for its mark and for the scale.
-_CURVE_ROOM = 1.25
 #: What the first words of a lane's title say of its role.
 _ROLES = {"file": "", "worker": "", "late": "late: ", "victim": "waits: ", "waiting": "waits: "}
 #: Of a picture in a separate file, in pixels.
@@ -63,8 +60,8 @@ def curve_top(curve: dict[str, Any]) -> int:
     """Return the step time at the upper edge of its picture, ns."""
     usual_ns = int(sorted(curve["mean_ns"])[len(curve["mean_ns"]) // 2])
     longest = sorted(curve["high_ns"])
-    kept_ns = max(_CURVE_USUALS * usual_ns, int(longest[int(_CURVE_KEPT * (len(longest) - 1))]))
-    return max(round(_CURVE_ROOM * min(int(longest[-1]), kept_ns)), 1)
+    kept_ns = max(POLICY.cut_off_times * usual_ns, int(longest[int(POLICY.cut_off_unless_ratio * (len(longest) - 1))]))
+    return max(round(POLICY.curve_room_times * min(int(longest[-1]), kept_ns)), 1)
 
 
 def step_curve(curve: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from stashtrace.analysis.intervals import Floats, Int64, equal_pairs, ranges
 from stashtrace.calibration.noise import together
 from stashtrace.lab.history.gather import History, Series
+from stashtrace.lab.history.policy import POLICY
 from stashtrace.lab.history.run_totals import RunTotals
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import schema
@@ -52,12 +53,6 @@ INTERFERENCE = schema(
     col.ns("usual_ns", "mean read shortly before and after", title="mean read before and after"),
     col.real("chance_ratio", "probability by chance, times the pairs of jobs that were examined", detail=2),
 )
-#: A pair is named if its chance is below the first, and its reads were slower by the second.
-_BY_CHANCE, _SLOWER = 0.001, 1.2
-#: Checkpoints of a pair that are ranked: enough for any certainty; and what is slower by less is no evidence.
-_RANKED, _SLOWER_AT_ALL = 24, 1.1
-#: Runs whose series are in memory.
-_AT_ONCE = 256
 #: Series that say what a run read.
 _SERIES = ("reads_count", "reads_ns", "steps_count")
 
@@ -113,7 +108,7 @@ def interference(totals: RunTotals) -> Table:
     for at, (job, other, system) in enumerate(zip(*(column.tolist() for column in pairs.keys), strict=True)):
         listed = ranked[job, other, system].chances
         odds = min(1.0, together(listed) * len(pairs)) if listed else 1.0
-        if odds >= _BY_CHANCE or read_ns[at] < _SLOWER * usual_ns[at]:
+        if odds >= POLICY.pair_chance_ratio or read_ns[at] < POLICY.slower_times * usual_ns[at]:
             continue
         pair = str(names[job]), str(names[other]), systems[system]
         cost = round(whole["steps_count"][at]), round(whole["lost_ns"][at])
@@ -152,7 +147,9 @@ def _overlapping(history: History, systems: Sequence[str], system_of: Int64) -> 
 def _read_ahead(history: History, overlaps: _Overlaps) -> Iterator[tuple[Int64, dict[str, Series]]]:
     """Yield some readings and the series of their runs after the others; the next ones are read meanwhile."""
     runs = np.unique(overlaps.run)
-    chunks = [runs[begin : begin + _AT_ONCE] for begin in range(0, len(runs), _AT_ONCE)]
+    chunks = [
+        runs[begin : begin + POLICY.runs_in_memory_count] for begin in range(0, len(runs), POLICY.runs_in_memory_count)
+    ]
     read = partial(history.series, sections=_SERIES)
     with ThreadPoolExecutor(1) as pool:
         ahead = [pool.submit(read, chunk.tolist()) for chunk in chunks[:1]]
@@ -218,16 +215,16 @@ def _rank(
     """
     of = np.repeat(groups.of, np.diff(groups.bounds))
     begin, end = ((reads.begin_ns[of] + one * reads.part_ns[of]).tolist() for one in (groups.low, groups.high))
-    is_slower = (groups.slower > np.log(_SLOWER_AT_ALL)).tolist()
+    is_slower = (groups.slower > np.log(POLICY.slower_at_all_times)).tolist()
     bounds = groups.bounds.tolist()
     asked: list[tuple[int, int]] = []
     places: list[tuple[list[float], int]] = []
     for group, key in enumerate(keys):
         pair = ranked[key]
-        if len(pair.chances) == _RANKED:
+        if len(pair.chances) == POLICY.ranked_checkpoints_count:
             continue
         for stretch in range(bounds[group], bounds[group + 1]):
-            if len(pair.chances) == _RANKED or begin[stretch] < pair.until_ns:
+            if len(pair.chances) == POLICY.ranked_checkpoints_count or begin[stretch] < pair.until_ns:
                 continue
             pair.until_ns = end[stretch]
             if is_slower[stretch]:
@@ -239,12 +236,6 @@ def _rank(
         listed[at] = chance
 
 
-#: Reads before and after a checkpoint that it is compared with: this many times its length on either side.
-_AROUND = 3
-#: Fewer reads than this say nothing of a stretch.
-_FEWEST_READS = 5
-#: Places at which a stretch could be that are compared in one go: their arrays fit a processor's cache.
-_PLACES_AT_ONCE = 1 << 15
 #: Figures of a group that are added up over runs.
 SUMMED = (
     *("inside_count", "inside_ns", "around_count", "around_ns"),
@@ -342,7 +333,7 @@ def compare(reads: Readings, checkpoints: Checkpoints) -> Groups:
     """Compare the reads during the checkpoints of each other job with those around."""
     of, job, low, high = _stretches(reads, checkpoints)
     count = reads.parts_count[of]
-    reach = _AROUND * (high - low)
+    reach = POLICY.around_times * (high - low)
     # Next to a checkpoint may be another one of the same job, which is no measure of it.
     new = _changes(of, job)
     first = np.maximum(low - reach, np.where(new, 0, np.append(0, high[:-1])))
@@ -420,7 +411,7 @@ def _covered_before(groups: Groups, chosen: Int64, first: Int64, count: int) -> 
 
 def _split(sizes: Int64) -> Iterator[slice]:
     """Yield slices of things whose sizes add up to little."""
-    part = np.cumsum(sizes) // _PLACES_AT_ONCE
+    part = np.cumsum(sizes) // POLICY.places_at_once_count
     bounds = np.flatnonzero(_changes(part)).tolist()
     for begin, end in zip(bounds, [*bounds[1:], len(sizes)][: len(bounds)], strict=True):
         yield slice(begin, end)
@@ -436,7 +427,7 @@ def _elsewhere(reads: Readings, of: Int64, covered: Int64, first: Int64, length:
     place = first[kind] + low
     free = covered[place + length[kind]] == covered[place]
     low, kind = low[free], kind[free]
-    high, reach = low + length[kind], _AROUND * length[kind]
+    high, reach = low + length[kind], POLICY.around_times * length[kind]
     around = np.maximum(low - reach, 0), np.minimum(high + reach, reads.parts_count[of[kind]])
     figures = reads.inside_and_around(of[kind], low, high, *around)
     known = _known(*figures)
@@ -446,7 +437,7 @@ def _elsewhere(reads: Readings, of: Int64, covered: Int64, first: Int64, length:
 
 def _known(inside_count: Int64, inside_ns: Int64, around_count: Int64, around_ns: Int64) -> npt.NDArray[np.bool_]:
     """Return where there are enough reads to compare."""
-    enough = (inside_count >= _FEWEST_READS) & (around_count >= _FEWEST_READS)
+    enough = (inside_count >= POLICY.fewest_reads_count) & (around_count >= POLICY.fewest_reads_count)
     known: npt.NDArray[np.bool_] = enough & (inside_ns > 0) & (around_ns > 0)
     return known
 

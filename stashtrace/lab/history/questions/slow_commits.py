@@ -22,6 +22,7 @@ from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun
 from stashtrace.analysis.intervals import Int64
 from stashtrace.calibration.noise import student_tail
 from stashtrace.lab.history.gather import number_of
+from stashtrace.lab.history.policy import POLICY
 from stashtrace.lab.history.questions.late_hosts import slowed_by_host
 from stashtrace.lab.history.run_totals import RunTotals
 from stashtrace.schema import columns as col
@@ -58,10 +59,6 @@ SLOW_COMMITS = schema(
         "chance_ratio", "probability of such a difference by chance, times the places and jobs examined", detail=2
     ),
 )
-#: A cut is made if it is less likely by chance than this.
-_BY_CHANCE = 0.01
-#: Runs on either side of a cut that are compared, those next to it; and the fewest.
-_MOST_RUNS, _FEWEST_RUNS = 12, 2
 #: Growth that is allowed, as by ``check``.
 DEFAULT_LIMIT = 5.0
 
@@ -105,16 +102,16 @@ def _cuts(runs: Int64, commits: Any, level: np.ndarray, jobs_count: int) -> list
     waiting = [(0, len(runs))]
     while waiting:
         begin, end = waiting.pop()
-        inside = places[(places >= begin + _FEWEST_RUNS) & (places <= end - _FEWEST_RUNS)]
-        if not len(inside) or end - begin < 2 * _FEWEST_RUNS:
+        inside = places[(places >= begin + POLICY.fewest_runs_count) & (places <= end - POLICY.fewest_runs_count)]
+        if not len(inside) or end - begin < 2 * POLICY.fewest_runs_count:
             continue
         cut, odds = _largest(level[begin:end], inside - begin)
         odds = min(1.0, odds * tests_count)
         if odds < 1.0:
             found.append((cut + begin, odds))
-        if odds < _BY_CHANCE:
+        if odds < POLICY.cut_chance_ratio:
             waiting += [(begin, cut + begin), (cut + begin, end)]
-    cuts = sorted(cut for cut, odds in found if odds < _BY_CHANCE)
+    cuts = sorted(cut for cut, odds in found if odds < POLICY.cut_chance_ratio)
     out = []
     for cut, odds in sorted(found):
         begin = max((one for one in (0, *cuts) if one < cut), default=0)
@@ -141,7 +138,10 @@ def _judged(
     totals: RunTotals, runs: Int64, cut: int, begin: int, end: int, odds: float, limit_percent: float
 ) -> tuple[Any, ...] | None:
     """Return the row of a cut; None if ``check`` does not call it worse, nor the other direction."""
-    before, after = runs[max(begin, cut - _MOST_RUNS) : cut], runs[cut : min(end, cut + _MOST_RUNS)]
+    before, after = (
+        runs[max(begin, cut - POLICY.compared_runs_count) : cut],
+        runs[cut : min(end, cut + POLICY.compared_runs_count)],
+    )
     condition = [Condition(STEP, limit_percent)]
     grew = totals.step_ns[after].mean() / totals.step_ns[before].mean()
     if max(grew, 1 / grew) <= 1 + limit_percent / 100:
@@ -152,7 +152,7 @@ def _judged(
     if not slower and judge(new, old, condition).verdict != "worse":
         return None
     commits = totals.history.fact("commit")
-    verdict = "few" if odds >= _BY_CHANCE else "slower" if slower else "faster"
+    verdict = "few" if odds >= POLICY.cut_chance_ratio else "slower" if slower else "faster"
     if _on_other_hosts(totals, before, after):
         verdict = "hosts"
     step = next(change for change in gate.changes if change.kind == STEP)
