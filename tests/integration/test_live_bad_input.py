@@ -47,9 +47,9 @@ def end(job: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def await_followed_status(folder: Path) -> subprocess.CompletedProcess[str]:
-    """The answer of `status`, once the followers see steps end: on a busy machine rounds may be far apart."""
+    """The answer of `status` with the newest steps, at a moment at which a busy machine has not delayed the rounds."""
     deadline = time.monotonic() + 100
-    while "newest" not in (answer := stashtrace("status", "run", cwd=folder)).stdout:
+    while not re.search(r"^running: (?s:.*)newest", (answer := stashtrace("status", "run", cwd=folder)).stdout, re.M):
         assert time.monotonic() < deadline, answer.stdout
     return answer
 
