@@ -26,6 +26,13 @@ class TooLargeError(FormatError):
     """A Parquet file that would take more memory than any of its size needs."""
 
 
+def damage_errors() -> tuple[type[Exception], ...]:
+    """Return what a damaged file raises: pyarrow cannot decode its own message where that quotes bytes of the file."""
+    import pyarrow
+
+    return OSError, TooLargeError, UnicodeDecodeError, pyarrow.ArrowException
+
+
 @contextmanager
 def parquet_file(path: str | os.PathLike[str]) -> Iterator[Any]:
     """Open a regular file as a ``pyarrow.parquet.ParquetFile``, and require that its description is within bounds."""

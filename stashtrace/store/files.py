@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from stashtrace.errors import FormatError, OutputError, UsageError
-from stashtrace.files.bounded_parquet import TooLargeError, parquet_file, read_parquet
+from stashtrace.files.bounded_parquet import damage_errors, parquet_file, read_parquet
 from stashtrace.files.whole_files import new_file, write_whole
 from stashtrace.schema.columns import Schema
 from stashtrace.schema.events import TABLES
@@ -212,7 +212,7 @@ def _packet_of(
         whole = pyarrow.concat_tables(there).unify_dictionaries()
         of_rank = np.repeat(np.array(ranks, dtype=np.int64), counts)
         return _Packet(layout.from_arrow(whole, TABLES[name], of_rank, strings), counts)
-    except pyarrow.ArrowException:
+    except damage_errors():
         return _Packet(_one_by_one(folder, name, dict(zip(ranks, contents, strict=True)), strings), counts)
 
 
@@ -238,11 +238,10 @@ def _decode(folder: Path, name: str, ranks: Sequence[int]) -> list[pyarrow.Table
 @contextmanager
 def _naming(folder: Path, name: str, rank: int) -> Iterator[None]:
     """Turn errors of the system and of Arrow into one that names the file."""
-    import pyarrow
 
     try:
         yield
-    except (OSError, TooLargeError, pyarrow.ArrowException) as error:
+    except damage_errors() as error:
         reason = str(error).partition("\n")[0]
         file = layout.partition(folder, name, rank)
         raise FormatError(f"{file} cannot be read: {reason}", hint="export the run again") from error

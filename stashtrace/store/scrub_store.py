@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import FormatError
-from stashtrace.files.bounded_parquet import TooLargeError, parquet_file, read_parquet
+from stashtrace.files.bounded_parquet import damage_errors, parquet_file, read_parquet
 from stashtrace.files.whole_files import new_file
 from stashtrace.schema.events import TABLES
 from stashtrace.scrubbing.pseudonyms import PATH_KEYS, Scrubber, Survey
@@ -127,12 +127,11 @@ def _fact(key: str, value: str) -> dict[str, Any]:
 
 def _read(path: Path) -> Any:
     require_pyarrow()
-    import pyarrow
 
     try:
         with parquet_file(path) as file:
             return read_parquet(file, path.stat().st_size)
-    except (OSError, TooLargeError, pyarrow.ArrowException) as error:
+    except damage_errors() as error:
         raise FormatError(f"{path} is damaged: {error}", hint="export the run again") from error
 
 

@@ -154,6 +154,23 @@ def test_a_column_of_another_type_is_refused(
     change(store, table, column, values)
     with pytest.raises(FormatError, match=f"{table}/rank=0/part-0.parquet cannot be read: .+"):
         load_trace(store)
+    refused(store, capsys)
+
+
+def test_a_name_of_a_column_that_is_no_text_is_refused(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """pyarrow raises a UnicodeDecodeError for it, which is none of its own errors."""
+    file = store / "phases/rank=0/part-0.parquet"
+    file.write_bytes(file.read_bytes().replace(b"begin_ns", b"\xffegin_ns"))
+    with pytest.raises(UnicodeDecodeError):
+        pyarrow.parquet.ParquetFile(file)
+    refused(store, capsys)
+    assert main(["scrub", str(store), "-o", str(tmp_path / "scrubbed")]) == 4
+
+
+def refused(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The store is refused in one line with a hint."""
     assert main(["info", str(store)]) == 4
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("error: ")

@@ -77,10 +77,11 @@ def test_what_is_damaged_is_left_out_and_said(folder: Path) -> None:
     (folder / names[0]).write_bytes((folder / names[0]).read_bytes()[:500])
     (folder / names[1]).write_bytes(b"")
     (folder / names[2]).write_bytes(b"PAR1" + os.urandom(200) + b"PAR1")
+    (folder / names[3]).write_bytes((folder / names[3]).read_bytes().replace(b"mean_ns", b"\xffean_ns"))
     history = read_history(Place(str(folder)))
-    assert history.files == names[3:]
+    assert history.files == names[4:]
     (said,) = history.left_out
-    assert said.startswith(f"3 files left out, damaged: {names[0]}, {names[1]} and 1 more (")
+    assert said.startswith(f"4 files left out, damaged: {names[0]}, {names[1]} and 2 more (")
 
 
 def test_rows_that_no_run_has_are_damage(folder: Path) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from stashtrace.analysis.intervals import Int64, ranges
 from stashtrace.errors import FormatError, MissingDataError, UnsupportedVersionError
-from stashtrace.files.bounded_parquet import read_parquet
+from stashtrace.files.bounded_parquet import damage_errors, read_parquet
 from stashtrace.fleet.analyze import on_cluster
 from stashtrace.lab.history.run_files import (
     ASKED,
@@ -304,7 +304,7 @@ def _decode(content: bytes, columns: Sequence[str]) -> pyarrow.Table | str:
         table = read_parquet(file, len(content), columns)
         # What the file says of its columns may not be what it has.
         return table if table.schema.equals(_schema_of(tuple(columns))) else _OTHER_COLUMNS
-    except (OSError, FormatError, pyarrow.ArrowException) as error:
+    except damage_errors() as error:
         return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
