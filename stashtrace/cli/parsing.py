@@ -271,9 +271,12 @@ def existing_run(path: str) -> Path:
 
 
 def _run_hint(run: Path) -> str:
-    """Return which run may have been meant."""
+    """Return which run, or which command, may have been meant."""
+    from stashtrace.analysis.registry import ANALYSES
     from stashtrace.record.program import near_path
 
+    if str(run) in (name for name, _, _ in ANALYSES):
+        return f"it is an analysis: `stashtrace analyze {run} RUN`"
     near = near_path(run)
     if near is not None:
         return f"did you mean {near}?"

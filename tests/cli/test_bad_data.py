@@ -54,6 +54,13 @@ def test_a_path_not_found_names_the_newest_run(run: Run, tmp_path: Path) -> None
     assert answer.err == "error: stash-0413 does not exist\n\nhint: the newest run here is stash-0412-090000\n"
 
 
+def test_an_analysis_in_the_place_of_a_run_names_its_command(run: Run, tmp_path: Path) -> None:
+    answer = run("summary", "causes")
+    assert answer == Answer(
+        4, "", "error: causes does not exist\n\nhint: it is an analysis: `stashtrace analyze causes RUN`\n"
+    )
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_directory_without_a_trace(run: Run, tmp_path: Path, command: str) -> None:
     (tmp_path / "empty").mkdir()
