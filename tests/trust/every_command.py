@@ -16,7 +16,7 @@ from stashtrace.exporters.registry import EXPORTERS
 
 #: Commands that ask nothing of a recording, or more than files: they start jobs, programs or servers, or ask hosts.
 _OTHERS = {
-    *("run", "env", "merge", "log", "capture", "live", "metrics", "view", "bisect", "tune", "characterize", "stage"),
+    *("run", "env", "merge", "log", "capture", "metrics", "view", "bisect", "tune", "characterize", "stage"),
     *("calibrate", "doctor"),
 }
 #: Exit codes of an answer, and of a refusal for what is asked or recorded (docs/reference/exit-codes.md).
@@ -38,7 +38,7 @@ def commands(path: str, other: str, folder: Path) -> Iterator[tuple[str, ...]]:
         ("export", name, path, "-o", str(folder / f"out-{name}"), *_EXPORTS.get(name, ())) for name, _, _ in EXPORTERS
     )
     yield ("info", path)
-    yield ("status", path)
+    yield ("live", path, "--once")
     yield ("diff", other, path)
     yield ("diff", "--of", "kernels", other, path)
     yield ("check", path, "--against", other)
@@ -52,10 +52,14 @@ def commands(path: str, other: str, folder: Path) -> Iterator[tuple[str, ...]]:
     yield ("scrub", "--all", path, "-o", str(folder / "scrubbed"))
 
 
+# Where this module is imported, so that a run which selects no test of it fails, too.
+assert {words[0] for words in commands("", "", Path())} | _OTHERS == {name for name, _ in COMMANDS}, (
+    "a new command is asked above, or among the others"
+)
+
+
 def faults_of(path: Path, other: Path, folder: Path) -> tuple[list[str], int]:
     """Return what commands failed by a fault of ours, with their last lines, and the number that answered."""
-    asked = {words[0] for words in commands("", "", folder)}
-    assert asked | _OTHERS == {name for name, _ in COMMANDS}, "a new command is asked here, or among the others"
     folder.mkdir(exist_ok=True)
     faults, answered_count = [], 0
     for words in commands(str(path), str(other), folder):

@@ -33,6 +33,12 @@ LEAST_ANSWERS = 40
 STEPS, LONGEST_S = "12", 300
 
 
+@pytest.fixture(autouse=True)
+def _current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some jobs write into the current folder."""
+    monkeypatch.chdir(tmp_path)
+
+
 def torchrun(*words: str, ranks: int = 2, run: Path | None = None, fails: bool = False) -> None:
     """Run a job of several ranks; with a run directory, recorded. ``fails``: it may end badly."""
     pytest.importorskip("torch")
